@@ -16,8 +16,8 @@ FILES_AT_MOST = 20
 # Libraries that take tenths of a second to import, or that are optional: an import inside a function may spare them.
 HEAVY = (
     "numpy", "scipy", "pydantic", "typer", "rich", "tomli_w", "torch", "torch.distributed.checkpoint",
-    "torch.utils.tensorboard", "safetensors", "tokenizers", "pyarrow", "matplotlib", "plotly", "dash", "flask", "wandb",
-    "mlflow", "ray",
+    "torch.utils.tensorboard", "tensorboard", "safetensors", "tokenizers", "pyarrow", "matplotlib", "plotly", "dash",
+    "flask", "wandb", "mlflow", "ray",
 )  # fmt: skip
 # Those that answer a command line quickly: every verb imports what it needs when it runs.
 LAZY_BY_DESIGN = ("trimaran", "trimaran.cli")
