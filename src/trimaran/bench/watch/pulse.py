@@ -63,7 +63,7 @@ class Pulse:
                 self._start_up_s = max(self._start_up_s, now - self._started)
             self._phase[rank] = phase
             # start-up, the first step's warm-up and what lies between steps are no measure of a step
-            if self._in_step[rank] and before == phase == RankPhase.STEP:
+            if self._in_step[rank] and not {before, phase} & {*_LEFT_TOGETHER}:
                 self._longest_gap_s = max(self._longest_gap_s, now - self._seen_at[rank])
             self._in_step[rank] = self._made_steps > 0
             self._stamps[rank], self._seen_at[rank] = stamp, now
