@@ -287,3 +287,38 @@ def test_a_card_that_the_catalogue_lacks_is_not_taken_for_a_cluster_of_others() 
 )
 def test_a_name_in_capitals_or_set_apart_otherwise_is_told_the_catalogues(name: str, meant: str) -> None:
     assert f"did you mean {meant!r}?" in unknown_name("clusters", name)
+
+
+def test_a_name_that_several_are_like_is_told_the_others_too() -> None:
+    """`llama` was told llama2-7b alone, and `megatron-lm` the software of 2021 alone."""
+    assert "'llama2-7b'? Others like it: llama3-8b, " in unknown_name("models", "llama")
+    assert "did you mean 'megatron'? Others like it: " in unknown_name("stacks", "megatron-lm")
+    assert "megatron-core" in unknown_name("stacks", "megatron-lm")
+    assert "Others" not in unknown_name("clusters", "jean-zay-a100-80g")
+
+
+def test_a_model_that_hugging_face_has_is_told_what_to_give_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, way_out in (
+        ("meta-llama/Llama-3.1-8B", "give 'llama3.1-8b' of the catalogue, or the path of a config.json"),
+        ("mistralai/Mixtral-8x22B-v0.1", "nothing is fetched from Hugging Face: give the path of a config.json"),
+    ):
+        with pytest.raises(TrimaranError, match=f"{name}: there is no such file, and .*{way_out}"):
+            load_model(name)
+    for name in ("meta-llama/model.toml", "./llama", "~/llama", "llama/"):
+        with pytest.raises(TrimaranError, match="cannot be read"):
+            load_model(name)
+
+
+def test_the_folder_of_a_config_json_is_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 300, "n_positions": 32}
+    (tmp_path / "gpt").mkdir()
+    (tmp_path / "gpt" / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    monkeypatch.chdir(tmp_path)
+    for name in ("./gpt", "gpt/", str(tmp_path / "gpt")):
+        assert load_model(name).layers == 2
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TrimaranError, match="it is not a regular file but a folder"):
+        load_model("./empty")

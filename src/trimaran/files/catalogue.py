@@ -27,6 +27,8 @@ from trimaran.nouns.text import QUOTED, quoted, shortened
 
 N = TypeVar("N", bound=BaseModel)
 CATALOG = package_files("trimaran") / "catalog"
+# Names of the catalogue that are like one which it lacks.
+MOST_NAMED = 8
 
 
 @cache
@@ -37,10 +39,14 @@ def catalogue_names(kind: str) -> tuple[str, ...]:
 
 
 def load_model(name_or_path: str) -> Model:
-    """A Model by catalogue name, TOML file, or Hugging Face `config.json`.
+    """A Model by catalogue name, TOML file, or Hugging Face `config.json`, or the folder that holds one.
 
     Raises TrimaranError naming the file and the key that is wrong or missing, or the names that are like the given one.
     """
+    if looks_like_path(name_or_path):
+        _refuse_name_of_hub(name_or_path)
+        config = Path(name_or_path) / "config.json"
+        name_or_path = str(config) if config.exists() else name_or_path
     table, source = _table("models", name_or_path)
     if "model_type" not in table and "architectures" in table:
         raise TrimaranError(
@@ -276,12 +282,40 @@ def unknown_name(kind: str, name: str, way_out: str = "") -> str:
 
     Where nothing is close to it, `way_out` stands in place of all names that there are.
     """
+    close = _close_names(kind, name)
+    hint = f"did you mean {close[0]!r}?" if close else way_out or f"it has {', '.join(catalogue_names(kind))}."
+    if others := close[1:MOST_NAMED]:
+        hint += f" Others like it: {', '.join(others)}."
+    singular = kind if kind == "faults" else kind.removesuffix("s")
+    return f"{singular} {name!r} is not in the catalogue: {hint} A file's path ends in .toml or .json."
+
+
+def _close_names(kind: str, name: str) -> list[str]:
+    """The catalogue's names that a name may have been meant to be, the likeliest first; none where nothing is close."""
     names = catalogue_names(kind)
     spelled, lower = catalogue_name(kind, name), name.lower()  # the catalogue's names have no capitals
+    if spelled in names:
+        return [spelled]
     longer = sorted((known for known in names if lower and lower in known), key=len)
-    close = [spelled] if spelled in names else longer or difflib.get_close_matches(lower, names, n=1, cutoff=0.6)
-    hint = f"did you mean {close[0]!r}?" if close else way_out or f"it has {', '.join(names)}."
-    return f"{kind.removesuffix('s')} {name!r} is not in the catalogue: {hint} A file's path ends in .toml or .json."
+    if longer:
+        return longer
+    first = difflib.get_close_matches(lower, names, n=1, cutoff=0.6)
+    return first and list(dict.fromkeys([*first, *difflib.get_close_matches(lower, names, n=MOST_NAMED, cutoff=0.75)]))
+
+
+def _refuse_name_of_hub(name: str) -> None:
+    """Raise TrimaranError where a path is no file's and is as Hugging Face calls models: `meta-llama/Llama-2-7b`."""
+    if name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith((".toml", ".json")):
+        return
+    owner, _, model = name.partition("/")
+    if os.path.lexists(name) or os.path.lexists(owner) or not model:
+        return
+    spelled = catalogue_name("models", name)
+    known = f"{spelled!r} of the catalogue, or " if spelled in catalogue_names("models") else ""
+    raise TrimaranError(
+        f"model {name}: there is no such file, and nothing is fetched from Hugging Face: give {known}the path of a "
+        f"config.json that was downloaded"
+    )
 
 
 def read_table(path: Path, source: str) -> tuple[dict[str, Any], str]:
