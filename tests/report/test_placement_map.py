@@ -94,6 +94,12 @@ def placed_plan() -> dict[str, Any]:
     return {**planned, "cluster": REGIONS.name, "layouts": layouts}
 
 
+def test_the_first_sentence_names_the_layout_without_the_device_of_every_rank(placed_plan: dict[str, Any]) -> None:
+    content = plan_content(placed_plan)
+    assert content.answers[0].fastest.startswith("dp8,pp8,mbs1, predicted ")
+    assert ",on0.5.10" in content.cases[0].layout
+
+
 @pytest.mark.proof
 @pytest.mark.parametrize("width", [400, 1400])
 def test_the_map_is_on_the_plans_page_and_legible(

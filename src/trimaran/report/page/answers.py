@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
@@ -56,10 +57,16 @@ def answer_of_plan(plan: Mapping[str, Any]) -> Answer:
     return Answer(
         source="plan",
         work=f"{plan['model']} on {plan['cluster']}",
-        fastest=f"{best['layout']}, predicted {figure(best['sec_per_it'])} s/it and {best['mem_gib']:.2f} GiB",
+        fastest=f"{_unplaced(best['layout'])}, predicted {figure(best['sec_per_it'])} s/it and "
+        f"{best['mem_gib']:.2f} GiB",
         sure=f"{sure}.",
         next=todo,
     )
+
+
+def _unplaced(layout: str) -> str:
+    """A layout without the device of every rank, which the table and the map have."""
+    return ",".join(word for word in layout.split(",") if not re.fullmatch(CHOICE["placed"].word.pattern, word))
 
 
 def answer_of_rows(source: str, rows: Sequence[Measurement]) -> Answer:
@@ -79,7 +86,7 @@ def answer_of_rows(source: str, rows: Sequence[Measurement]) -> Answer:
     return Answer(
         source=source,
         work=work_of(rows[0]),
-        fastest=f"{best.layout}, {figure(best.row.sec_per_it or 0.0)} s/it{memory}",
+        fastest=f"{_unplaced(best.layout)}, {figure(best.row.sec_per_it or 0.0)} s/it{memory}",
         sure=" ".join(filter(None, (_standing(timed), _scored(rows), _disturbance(rows)))),
         next=_next(timed, rows),
     )
