@@ -114,6 +114,13 @@ def test_a_filter_takes_words_and_conditions_and_says_what_is_left(
     opened.wait_for_function("n => document.querySelectorAll('tbody tr').length === n", arg=len(wanted))
     assert sorted(column(opened, "layout")) == sorted(wanted)
     assert opened.locator("#count").inner_text() == f"{len(wanted)} of {len(bloom['layouts'])} layouts"
+    for filtered, said in (
+        ("memory<60", "memory is no column: they are layout, sec, mem,"),
+        ("mem<60gib", "60gib is no number"),
+    ):
+        opened.get_by_label("Filter").fill(filtered)
+        opened.wait_for_function("said => document.querySelector('#count').innerText.includes(said)", arg=said)
+        assert opened.locator("#count").inner_text().startswith(f"0 of {len(bloom['layouts'])} layouts; ")
     opened.get_by_role("button", name="Clear").click()
     opened.wait_for_function("n => document.querySelectorAll('tbody tr').length === n", arg=len(bloom["layouts"]))
 
@@ -286,6 +293,39 @@ def test_what_is_no_plan_is_told_in_one_line(tmp_path: Path, plan_text: str, sai
     assert isinstance(done.exception, TrimaranError)
     assert said in str(done.exception)
     assert not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layouts": []}, "plan has no layout to show"),
+        ({"notes": None}, "plan is not as docs/json.md says"),
+        ({"devices": "many"}, "plan is not as docs/json.md says"),
+        ({"seq_len": None}, "plan is not as docs/json.md says"),
+        ({"nodes": "x"}, "plan is not as docs/json.md says: nodes: "),
+        ({"sec_per_it": "x"}, "plan is not as docs/json.md says: sec_per_it: "),
+        ({"days": "x"}, "plan is not as docs/json.md says"),
+        ({"time_s": 3}, "plan is not as docs/json.md says: time_s: "),
+    ],
+)
+def test_a_plan_that_somebody_changed_is_told_in_one_line(
+    bloom: dict[str, Any], changes: dict[str, object], said: str
+) -> None:
+    """They ended in a traceback, or said that the plan had no `object is not iterable`."""
+    of_plan = {key: value for key, value in changes.items() if key in bloom}
+    first = {**bloom["layouts"][0], **{key: value for key, value in changes.items() if key not in bloom}}
+    with pytest.raises(TrimaranError, match=said):
+        plan_content({**bloom, "layouts": [first], **of_plan})
+
+
+def test_a_page_says_what_a_step_works_on_and_under_which_software(bloom: dict[str, Any]) -> None:
+    """Seconds an iteration stood there without the batch and the length that they are of."""
+    facts = dict(plan_content(bloom).facts)
+    assert facts["Global batch"] == "2,048 sequences of 2,048 tokens"
+    assert facts["Software"] == "trimaran (Trimaran's own trainer)"
+    rows = [measured(gbs=8), measured(gbs=1024, seq_len=16)]
+    assert dict(measured_content({"one": rows[:1]}).facts)["Global batch"] == "8 sequences of 32 tokens"
+    assert dict(measured_content({"two": rows}).facts)["Global batch"] == "8 to 1,024 sequences of 16 to 32 tokens"
 
 
 def test_rows_whose_log_does_not_state_their_layout_are_shown_without_it(watched: Watched, tmp_path: Path) -> None:

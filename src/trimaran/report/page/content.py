@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pydantic import Field
 
@@ -79,6 +79,16 @@ class Content(Noun):
         },
         description="what each part of time and of memory is",
     )
+
+
+def batch_fact(batches: Iterable[int], lengths: Iterable[int]) -> tuple[str, str]:
+    """What a step works on, without which its seconds say nothing: global batches in sequences, lengths in tokens."""
+    return "Global batch", f"{_span(batches)} sequences of {_span(lengths)} tokens"
+
+
+def _span(counts: Iterable[int]) -> str:
+    known = sorted(set(counts))
+    return f"{known[0]:,}" if len(known) == 1 else f"{known[0]:,} to {known[-1]:,}"
 
 
 def limit_gib(cluster: str) -> float | None:

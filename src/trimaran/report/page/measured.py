@@ -15,7 +15,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.report.disturbance import others_took
 from trimaran.report.measured_rows import size_label
 from trimaran.report.page.answers import answer_of_rows, by_work, choices_of, devices_known, layout_of, work_of
-from trimaran.report.page.content import Content, ShownLayout, limit_gib
+from trimaran.report.page.content import Content, ShownLayout, batch_fact, limit_gib
 from trimaran.report.placement_map import placement_map
 
 # Rows that a page holds, and those of them that it holds whole: with parts of time and memory, and losses. An
@@ -53,6 +53,7 @@ def measured_content(stores: Mapping[str, Sequence[Measurement]]) -> Content:
             ("Model", _models(row for _, row in rows)),
             ("Cluster", ", ".join(clusters) or "not stated"),
             ("Software", ", ".join(sorted({row.stack for _, row in rows if row.stack})) or "not stated"),
+            batch_fact((row.gbs for _, row in rows), (row.seq_len for _, row in rows)),
             ("Runs", _count_by_status(row for _, row in rows)),
         ),
         answers=tuple(answer_of_rows(name, works) for name, rows in stores.items() for works in by_work(rows)),

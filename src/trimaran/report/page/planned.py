@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from trimaran.files.catalogue import load_cluster
 from trimaran.layout.notation import parse_layout
-from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.noun import TrimaranError, first_error
 from trimaran.report.layouts import MEASURED
 from trimaran.report.page.answers import answer_of_plan
-from trimaran.report.page.content import Content, ShownLayout, limit_gib
+from trimaran.report.page.content import Content, ShownLayout, batch_fact, limit_gib
 from trimaran.report.placement_map import placement_map
 from trimaran.report.planned import counted
 
@@ -18,14 +20,19 @@ from trimaran.report.planned import counted
 def plan_content(plan: Mapping[str, Any]) -> Content:
     """The page of a plan, from the JSON that `trimaran plan --format json` prints (docs/json.md).
 
-    Raises TrimaranError naming the key that is not there.
+    Raises TrimaranError naming the key that is not there, or that holds something else.
     """
     try:
+        if not plan["layouts"]:
+            raise TrimaranError("plan has no layout to show: make it anew with `trimaran plan ... --format json`")
         return _plan_content(plan)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise TrimaranError(
-            f"plan has no {error} where docs/json.md says: make it anew with `trimaran plan ... --format json`"
-        ) from None
+    except KeyError as error:
+        wrong = f"has no {error} where docs/json.md says"
+    except ValidationError as error:
+        wrong = f"is not as docs/json.md says: {first_error(error)}"
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        wrong = f"is not as docs/json.md says ({error})"
+    raise TrimaranError(f"plan {wrong}: make it anew with `trimaran plan ... --format json`")
 
 
 def _plan_content(plan: Mapping[str, Any]) -> Content:
@@ -54,8 +61,9 @@ def _plan_content(plan: Mapping[str, Any]) -> Content:
         facts=(
             ("Model", plan["model"]),
             ("Cluster", plan["cluster"]),
-            ("Software", plan["stack"]),
+            ("Software", f"{plan['stack']} ({plan['software']})" if plan["software"] else plan["stack"]),
             ("Devices", f"{plan['devices']:,}"),
+            batch_fact((entry["gbs"] for entry in entries), (plan["seq_len"],)),
             ("Layouts evaluated", f"{plan['evaluated']:,}"),
             ("that fit", f"{plan['fitting']:,}"),
             *_whole_training(entries[0], plan.get("goodput")),

@@ -14,12 +14,20 @@ const TESTS = {
   "<": (x, y) => x < y, "<=": (x, y) => x <= y, ">": (x, y) => x > y, ">=": (x, y) => x >= y,
   "=": (x, y) => x === y, "!=": (x, y) => x !== y,
 };
+const KEYS = Object.fromEntries(COLUMNS.map(([key, , , word]) => [word, key]));
+// Why conditions that leave no row do: a column that there is not, or what is no number. Others' words may hold a sign too.
+function unread(text) {
+  const found = text.toLowerCase().split(/\s+/).map((word) => word.match(CONDITION)).filter(Boolean);
+  const strange = found.find(([, word]) => !KEYS[word]);
+  if (strange) return `; ${strange[1]} is no column: they are ${columns.map(([, , , word]) => word).join(", ")}`;
+  const wordy = found.find(([, word, , wanted]) => isNumber(KEYS[word]) && Number.isNaN(Number(wanted)));
+  return wordy ? `; ${wordy[3]} is no number` : "";
+}
 function matcher(text) {
-  const keys = Object.fromEntries(COLUMNS.map(([key, , , word]) => [word, key]));
   const tests = text.toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
     const found = word.match(CONDITION);
-    if (found && keys[found[1]]) {
-      const key = keys[found[1]], wanted = found[3];
+    if (found && KEYS[found[1]]) {
+      const key = KEYS[found[1]], wanted = found[3];
       return (one) => {
         const value = one[key];
         if (value === null) return false;
@@ -63,7 +71,8 @@ function drawTable() {
   }
   $("tbody").replaceChildren(body);
   const many = state.view.length;
-  $("#count").textContent = `${many.toLocaleString("en")} of ${cases.length.toLocaleString("en")} layouts` +
+  $("#count").textContent = `${many.toLocaleString("en")} of ${cases.length.toLocaleString("en")} layout${cases.length === 1 ? "" : "s"}` +
+    (many ? "" : unread($("#filter").value)) +
     (many > PAGE ? `, rows ${(state.from + 1).toLocaleString("en")} to ${Math.min(state.from + PAGE, many).toLocaleString("en")} shown` : "");
   $("#pager").hidden = many <= PAGE;
   $("#before").disabled = state.from === 0;
