@@ -10,10 +10,13 @@ import typer
 from typer.main import get_command
 
 from trimaran.cli.app import app
+from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, load_stack
 from trimaran.nouns.columns import BY_NAME
+from trimaran.report.tables import Field, render
 
 ROOT = Path(__file__).parents[1]
 VERBS, TABLE = "<!-- verbs -->", "<!-- columns -->"
+MODELS, CLUSTERS, STACKS = "<!-- models -->", "<!-- clusters -->", "<!-- stacks -->"
 PAGES = {
     "<!-- readme -->": "README.md",
     "<!-- contributing -->": "CONTRIBUTING.md",
@@ -25,6 +28,7 @@ MOVED = {
     "](recipes/README.md)": "](studies.md)",
     "](CONTRIBUTING.md)": "](contributing.md)",
     "](benchmarks/results)": "](fidelity.md)",
+    "](src/trimaran/catalog)": "](reference/catalogue.md)",
 }
 
 
@@ -39,6 +43,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         markdown = markdown.replace(VERBS, verbs())
     if TABLE in markdown:
         markdown = markdown.replace(TABLE, columns())
+    for mark, table in ((MODELS, models), (CLUSTERS, clusters), (STACKS, stacks)):
+        if mark in markdown:
+            markdown = markdown.replace(mark, table())
     return markdown
 
 
@@ -86,3 +93,51 @@ def columns() -> str:
         choices = f" One of {', '.join(column.choices)}." if column.choices else ""
         lines.append(f"| `{column.name}` | {column.kind} | {column.unit} | {default} | {column.says}.{choices} |")
     return "\n".join(lines)
+
+
+def models() -> str:
+    """The catalogue's models by their sizes."""
+    fields = (
+        Field("name", "`--model`", left=True),
+        Field("billions", "parameters", ".3g", " x 10^9"),
+        *(Field(key, key) for key in ("layers", "hidden", "heads", "experts", "tokens")),
+    )
+    known = {name: load_model(name) for name in catalogue_names("models")}
+    rows = [
+        {
+            "name": f"`{name}`",
+            "billions": model.unpadded_parameters / 1e9,
+            "layers": model.layers,
+            "hidden": model.hidden,
+            "heads": model.heads,
+            "experts": f"{model.top_k} of {model.experts}" if model.experts else None,
+            "tokens": f"{model.max_positions:,}",
+        }
+        for name, model in known.items()
+    ]
+    return render(rows, fields, "markdown")
+
+
+def clusters() -> str:
+    """The catalogue's clusters: their devices, and what their figures come from."""
+    fields = (
+        Field("name", "`--cluster`", left=True), Field("devices", "devices", left=True),
+        Field("source", "source", left=True),
+    )  # fmt: skip
+    known = {name: load_cluster(name) for name in catalogue_names("clusters")}
+    rows = [
+        {
+            "name": f"`{name}`",
+            "devices": f"{cluster.devices:,} {cluster.device.name}, {cluster.device.mem_gib:g} GiB each",
+            "source": cluster.source,
+        }
+        for name, cluster in known.items()
+    ]
+    return render(rows, fields, "markdown")
+
+
+def stacks() -> str:
+    """The catalogue's stacks: the software and the version that each stands for."""
+    fields = Field("name", "`--stack`", left=True), Field("software", "software", left=True)
+    rows = [{"name": f"`{name}`", "software": load_stack(name).software} for name in catalogue_names("stacks")]
+    return render(rows, fields, "markdown")

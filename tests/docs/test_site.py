@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trimaran.files.catalogue import catalogue_names
 from trimaran.nouns.columns import BY_NAME
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +37,12 @@ def test_every_verb_stands_in_the_reference(site: Path) -> None:
 def test_every_column_stands_in_the_reference(site: Path) -> None:
     text = (site / "reference" / "columns" / "index.html").read_text()
     assert all(f"<code>{column.name}</code>" in text for column in BY_NAME.values())
+
+
+@pytest.mark.parametrize("kind", ["models", "clusters", "stacks"])
+def test_every_name_of_the_catalogue_stands_in_the_reference(site: Path, kind: str) -> None:
+    text = (site / "reference" / "catalogue" / "index.html").read_text()
+    assert [name for name in catalogue_names(kind) if f"<code>{name}</code>" not in text] == []
 
 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
