@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -94,16 +95,28 @@ def test_a_request_without_the_token_is_refused(address: str) -> None:
     assert status(f"{address}/_dash-layout", Cookie=f"trimaran-{port}={TOKEN}") == 200
 
 
-def test_the_address_that_is_printed_has_a_token_of_its_own() -> None:
+def test_the_one_address_that_is_printed_has_a_token_of_its_own() -> None:
+    """Dash printed another behind it, without the token, which answers nobody."""
     command = [sys.executable, "-m", "trimaran", "explore", "--port", "{}"]
     with socket.socket() as free:
         free.bind((HOST, 0))
         command[-1] = str(free.getsockname()[1])
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        printed = re.search(r"http://\S+/\?token=(\S+)", process.stderr.readline())
+        printed = re.search(r"(http://\S+/\?token=(\S+))", process.stderr.readline())
+        assert printed and len(printed[2]) >= 20
+        until = time.monotonic() + PATIENCE_MS / 1000
+        while not answers(printed[1]) and time.monotonic() < until:
+            time.sleep(0.1)
         process.terminate()
-    assert printed and len(printed[1]) >= 20
+        assert process.communicate() == ("", "trimaran: terminated\n")
+
+
+def answers(address: str) -> bool:
+    try:
+        return status(address) == 200
+    except urllib.error.URLError:
+        return False
 
 
 @pytest.mark.parametrize("field", ["model", "cluster", "stack"])
@@ -113,6 +126,14 @@ def test_it_opens_the_catalogue_and_what_it_was_started_with(field: str, value: 
         question_of(VALUES | {field: value}, KNOWN)
     assert question_of(VALUES, KNOWN).model == "gpt2-124m"
     assert question_of(VALUES | {"model": "./mine.toml"}, KNOWN | {"model": "./mine.toml"}).model == "./mine.toml"
+
+
+def test_a_fraction_is_told_and_not_dropped() -> None:
+    """2.5 sequences were planned as 2."""
+    for name in ("gbs", "devices", "seq"):
+        with pytest.raises(TrimaranError, match=r"2\.5 is not whole"):
+            question_of(VALUES | {name: 2.5}, KNOWN)
+    assert question_of(VALUES | {"gbs": 64.0}, KNOWN).gbs == 64
 
 
 def test_a_field_without_a_number_is_told() -> None:

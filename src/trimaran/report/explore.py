@@ -169,14 +169,21 @@ def question_of(values: dict[str, Any], known: Mapping[str, str]) -> Question:
             model=values["model"],
             cluster=values["cluster"],
             stack=values["stack"],
-            gbs=int(values["gbs"]),
-            devices=int(values["devices"]) if values["devices"] else None,
-            seq=int(values["seq"]) if values["seq"] else None,
+            gbs=_whole(values["gbs"]),
+            devices=_whole(values["devices"]) if values["devices"] else None,
+            seq=_whole(values["seq"]) if values["seq"] else None,
             fix=values["fix"] or "",
             mem_margin=float(values["mem_margin"] or 0) / 100,
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise TrimaranError(f"a field holds no number ({error}): correct it") from None
+
+
+def _whole(value: Any) -> int:
+    """A field's number. Raises ValueError where it has a fraction, which would be dropped."""
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"{value:g} is not whole")
+    return int(value)
 
 
 def _controls(model: str, cluster: str, gbs: int) -> Any:

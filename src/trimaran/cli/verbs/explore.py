@@ -32,6 +32,8 @@ def explore(
 
     token = secrets.token_urlsafe(16)
     app = explore_app(model, cluster, gbs, token)
+    from werkzeug.serving import run_simple  # of Dash, which may be missing: explore_app says so
+
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -40,4 +42,5 @@ def explore(
             raise TrimaranError(f"--port {port} cannot be had ({error.strerror}): choose another") from None
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     tell(f"open http://{HOST}:{port}/?token={token} in a browser of this machine; Ctrl-C ends", err=True)
-    app.run(host=HOST, port=port, debug=False)
+    # Dash's own run prints an address without the token, which answers nobody
+    run_simple(HOST, port, app.server, threaded=True)
