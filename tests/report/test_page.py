@@ -295,6 +295,14 @@ def test_what_is_no_plan_is_told_in_one_line(tmp_path: Path, plan_text: str, sai
     assert not (tmp_path / "x.html").exists()
 
 
+def test_a_recipe_is_not_chosen_of_a_plan(tmp_path: Path) -> None:
+    """It was dropped without a word."""
+    asked = ["report", str(tmp_path / "plan.json"), "--recipe", "laptop", "-o", str(tmp_path / "x.html")]
+    done = CliRunner().invoke(app, asked)
+    assert isinstance(done.exception, TrimaranError)
+    assert "--recipe laptop chooses among measured rows" in str(done.exception)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

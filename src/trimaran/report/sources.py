@@ -54,11 +54,15 @@ def rows_of_each(paths: Sequence[Path], recipe: str | None = None) -> list[list[
 def content_of(paths: Sequence[Path], recipe: str | None = None) -> Content:
     """What a page or a figure shows of these files: one plan, or measured rows side by side.
 
-    Raises TrimaranError for a plan beside other files, a file that cannot be read, or no rows.
+    Raises TrimaranError for a plan beside other files or a recipe, a file that cannot be read, or no rows.
     """
     if any(path.suffix.lower() == PLAN_ENDING for path in paths):
         if len(paths) > 1:
             raise TrimaranError(f"{len(paths)} files are given and one is a plan: report a plan by itself")
+        if recipe is not None:
+            raise TrimaranError(
+                f"--recipe {recipe} chooses among measured rows, and {paths[0]} is a plan: leave it out"
+            )
         return plan_content(_read_plan(paths[0]))
     return measured_content(dict(zip(_names(paths), rows_of_each(paths, recipe), strict=True)))
 
