@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trimaran.cost.splits.split_table import SplitTable
 from trimaran.cost.splits.warm_up import Split
-from trimaran.layout.axes import INSIDE, Laid
+from trimaran.layout.axes import DEGREES, INSIDE, Laid
 from trimaran.layout.choices import CHOICE, IN_GRID, index_of
 from trimaran.layout.layout import Layout, resolve_split
 from trimaran.layout.stages import even_split, most_stages, stack_split, weighted_split
@@ -129,15 +129,39 @@ class LayoutGrid(Laid[Ints]):
     def __len__(self) -> int:
         return len(self.dp)
 
+    @cached_property
+    def _answers(self) -> dict[tuple[object, ...], NDArray[Any]]:
+        """What was asked of axes and choices before: the parts of memory and time ask for the same again and again."""
+        return {}
+
+    def _answer(self, asked: tuple[object, ...], found: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        if asked not in self._answers:
+            answer = found()
+            answer.setflags(write=False)
+            self._answers[asked] = answer
+        return self._answers[asked]
+
+    @cached_property
+    def devices(self) -> Ints:
+        """Ranks used: the product of all degrees."""
+        return self.fold(*DEGREES)
+
+    def size(self, axis: str) -> Ints:
+        """Ranks along an axis, along a part of one, or along an axis of the experts."""
+        return self._answer(("size", axis), partial(super().size, axis))
+
+    def stride(self, axis: str) -> Ints:
+        """Distance in ranks between two neighbours of a group along the axis."""
+        return self._answer(("stride", axis), partial(super().stride, axis))
+
     def lies_inside(self, inner: str, outer: str) -> Ints:
         """1 where a layout's placement has `inner` inside `outer`, else 0; shape (n,)."""
         return INSIDE[inner, outer][self.placement]
 
     def chose(self, choice: str, *words: object) -> Bools:
         """Where a choice is one of `words`, shape (n,)."""
-        indexes = [index_of(choice, word) for word in words]
-        column = getattr(self, choice)
-        return among(column, indexes)
+        found = partial(among, getattr(self, choice), [index_of(choice, word) for word in words])
+        return self._answer((choice, words), found)
 
     @cached_property
     def folded(self) -> Bools:

@@ -75,10 +75,14 @@ class OnEveryStage:
         return hidden, sent, np.where(splits, 0.0, hidden)
 
     @cached_property
-    def shards(self) -> tuple[tuple[Floats, Floats], ...]:
-        """Over how many ranks is cut what ZeRO shards from stage 0, 1, 2 and 3 on, and experts' part of it."""
-        grid = self.grid
-        return tuple((shards(grid, stage), expert_shards(grid, stage)) for stage in range(WEIGHTS + 1))
+    def shards(self) -> tuple[Floats, ...]:
+        """Over how many ranks is cut what ZeRO shards from stage 0, 1, 2 and 3 on."""
+        return tuple(shards(self.grid, stage) for stage in range(WEIGHTS + 1))
+
+    @cached_property
+    def expert_shards(self) -> tuple[Floats, ...]:
+        """Over how many ranks are cut experts' parts of it."""
+        return tuple(expert_shards(self.grid, stage) for stage in range(WEIGHTS + 1))
 
 
 @dataclass
@@ -135,10 +139,10 @@ class RankMemory:
         return self._sharded(self.of_layers, stage)
 
     def _sharded(self, count: Floats, stage: int) -> Floats:
-        cut, cut_experts = self.every.shards[stage]
+        cut = self.every.shards[stage]
         if not self.case.model.experts:
             return count / cut
-        return (count - self.experts) / cut + self.experts / cut_experts
+        return (count - self.experts) / cut + self.experts / self.every.expert_shards[stage]
 
     @cached_property
     def has_places(self) -> Bools:

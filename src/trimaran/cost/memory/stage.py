@@ -113,12 +113,12 @@ def in_flight(grid: LayoutGrid, stage: Floats) -> Floats:
     """
     m, p, v = grid.micro_batches.astype(np.float64), grid.pp, grid.vpp
     one_f_one_b = np.minimum(p - stage, m) + put_off(grid, stage)
-    # one more where a forward runs beside another micro-batch's backward (Megatron-Core 0.15, schedules.py:730)
-    beside = grid.chose("ep_overlap", "batch")
-    chunks = np.minimum(2.0 * (p - stage - 1) + (v - 1.0) * p + 1.0 + beside, m * v)
     flying = np.where(grid.chose("schedule", "gpipe"), m, one_f_one_b)
     interleaved = grid.chose("schedule", "interleaved")
     if interleaved.any():
+        # one more where a forward runs beside another micro-batch's backward (Megatron-Core 0.15, schedules.py:730)
+        beside = grid.chose("ep_overlap", "batch")
+        chunks = np.minimum(2.0 * (p - stage - 1) + (v - 1.0) * p + 1.0 + beside, m * v)
         flying = np.where(interleaved, _whole_stages(grid, stage, chunks), flying)
     if grid.folded.any():
         flying = np.where(grid.folded, _folded_in_flight(grid, stage), flying)
@@ -127,8 +127,11 @@ def in_flight(grid: LayoutGrid, stage: Floats) -> Floats:
 
 def put_off(grid: LayoutGrid, stage: Floats) -> Floats:
     """Micro-batches whose weights' gradients a rank of `stage` has not made at the peak: zero-bubble's."""
+    puts_off = grid.chose("schedule", "zero_bubble")
+    if not puts_off.any():
+        return np.zeros(len(grid))
     m, p = grid.micro_batches.astype(np.float64), grid.pp
-    return np.where(grid.chose("schedule", "zero_bubble"), np.minimum(p, m) - np.minimum(p - stage, m), 0.0)
+    return np.where(puts_off, np.minimum(p, m) - np.minimum(p - stage, m), 0.0)
 
 
 def _whole_stages(grid: LayoutGrid, rank: Floats, turns: Floats) -> Floats:

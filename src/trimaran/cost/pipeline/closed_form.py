@@ -128,7 +128,7 @@ def _longest(pipelines: Pipelines, times: StageTimes) -> Floats:
         pivots = _pivot_counts(pipelines.splits, formula)[pipelines.split_row[members]]
         for count in np.flatnonzero(np.bincount(pivots)).tolist():
             rows = members[pivots == count]
-            pipe = _Pipes(pipelines.take(rows), times.take(rows), count, schedule in times.blocks)
+            pipe = _Pipes(schedule, pipelines.take(rows), times.take(rows), count)
             longest[rows] = formula(pipe)
     return longest
 
@@ -167,12 +167,17 @@ def pipeline_runs(grid: LayoutGrid, times: StageTimes) -> PipelineRuns:
 
 @dataclass(frozen=True)
 class _Pipes:
-    """Pipelines of one schedule that have as many pivots: arrays over layouts. `blocks`: ranks wait while they send."""
+    """Pipelines of one schedule that have as many pivots: arrays over layouts."""
 
+    schedule: Schedule
     pipelines: Pipelines
     times: StageTimes
     pivots: int
-    blocks: bool
+
+    @property
+    def blocks(self) -> bool:
+        """Whether ranks wait while they send."""
+        return self.schedule in self.times.blocks
 
     @cached_property
     def p(self) -> Floats:
@@ -235,8 +240,8 @@ def _paced(pipe: _Pipes) -> Floats:
     """
     paths = _PacedPaths(pipe)
     longest = np.maximum.reduce([paths.by(pivot) for pivot in range(pipe.pivots)])
-    crowded = (pipe.times.crowding > 1.0) & pipe.pipelines.runs("1f1b")
-    if not crowded.any():
+    crowded = pipe.times.crowding > 1.0
+    if pipe.schedule != "1f1b" or not crowded.any():
         return np.asarray(longest)
     forward, backward = _slowest(pipe)
     middle = (pipe.m - 1.0) * (forward + backward) * pipe.times.crowding
@@ -265,8 +270,8 @@ class _PacedPaths:
     def __init__(self, pipe: _Pipes) -> None:
         t, split_row = pipe.times, pipe.split_row
         self.t, self.m, self.p, self.blocks = t, pipe.m, pipe.p, pipe.blocks
-        self.ahead = np.where(pipe.pipelines.runs("1f1b"), 2.0, 1.0) if t.eager else np.ones(len(self.m))
-        self.put_off = np.where(pipe.pipelines.runs("zero_bubble"), t.weight, 0.0)
+        self.ahead = 2.0 if t.eager and pipe.schedule == "1f1b" else 1.0
+        self.puts_off = pipe.schedule == "zero_bubble"
         table = np.stack(pipe.splits.pivots)[:, :, : pipe.pivots]
         self.pivots = [_Pivot(*at) for at in np.ascontiguousarray(table.transpose(2, 0, 1))[:, :, split_row]]
         self.last = pipe.pivots - 1
@@ -274,55 +279,61 @@ class _PacedPaths:
         # pivots of each run between them the third.
         self.run_ends = [*range(0, self.last, 3), self.last]
         self.wait: Floats | float = t.send_arrives if pipe.blocks else 0.0
-        self.layer_up = t.backward - self.put_off
+        self.layer_up = t.backward - t.weight if self.puts_off else t.backward
         self.layer = t.forward + self.layer_up
+        self.two_sends = 2.0 * t.send_arrives
         self.last_stage = t.last_forward + t.last_backward - self.wait
-        self.first_weights = pipe.splits.first[split_row] * self.put_off
+        self.first_weights = pipe.splits.first[split_row] * t.weight if self.puts_off else 0.0
 
     def by(self, pivot: int) -> Floats:
         """Seconds of the longest path that stays with a pivot for all micro-batches, but for round trips."""
-        t, m, send, wait = self.t, self.m, self.t.send_arrives, self.wait
+        t, m, wait = self.t, self.m, self.wait
         q, layers, before, behind = self.pivots[pivot]
         behind_it = self.p - q - 1.0
-        spared = self.ahead * behind_it
-        weights = layers * self.put_off
         down, up = layers * t.forward + wait, layers * self.layer_up + wait
-        fill = drain = round_trip = np.zeros(len(m))
+        fill: Floats | float = 0.0
+        drain: Floats | float = 0.0
         if pivot == 0:
             down, up = down + t.first_forward, up + (t.first_backward - wait)
         else:
-            fill = before * t.forward + t.first_forward + q * send
-            drain = before * self.layer_up + (t.first_backward - wait) + q * send
+            sends = q * t.send_arrives
+            fill = before * t.forward + t.first_forward + sends
+            drain = before * self.layer_up + (t.first_backward - wait) + sends
         if pivot == self.last:
             down, up = down + (t.last_forward - wait), up + t.last_backward
-        else:
-            round_trip = behind * self.layer + self.last_stage + 2.0 * behind_it * send
-        back = up + weights
+        back, end = up, drain
+        if self.puts_off:
+            # The end: the weight gradients that the pivot still has, or up to the first rank and one of its own.
+            weights = layers * t.weight
+            back = up + weights
+            end = np.maximum(drain + self.first_weights - np.minimum(q + 1.0, m) * weights, 0.0)
         work = down + back if self.blocks else np.maximum(down + back, t.send_held)
+        path = m * work + fill
+        if pivot == self.last:
+            return np.asarray(path + end)
+        round_trip = behind * self.layer + self.last_stage + behind_it * self.two_sends
+        spared = self.ahead * behind_it
         between = m - 2.0 - spared
         at_start = np.maximum(round_trip - spared * down, 0.0)
         at_end = np.maximum(round_trip - spared * back, 0.0)
         several = at_start + at_end + self._gained_between(pivot, work, between)
         only_one = np.maximum(round_trip - (m - 1.0) * np.minimum(down, back), 0.0)
-        # The end: the weight gradients that the pivot still has, or up to the first rank and one of its own.
-        still_to_do = np.minimum(q + 1.0, m) * weights
-        end = np.maximum(drain + self.first_weights - still_to_do, 0.0)
-        return np.asarray(m * work + fill + np.where(between >= 0.0, several, only_one) + end)
+        return np.asarray(path + np.where(between >= 0.0, several, only_one) + end)
 
     def _gained_between(self, pivot: int, work: Floats, micro_batches: Floats) -> Floats:
         """Seconds by which round trips to ranks behind make the path longer, in so many micro-batches in between."""
         q, _, _, behind = self.pivots[pivot]
-        most, two_sends = np.zeros(len(work)), 2.0 * self.t.send_arrives
+        most, least, each_trip = np.zeros(len(work)), _ROUND_OFF * work, self.two_sends - self.ahead * work
         for end in self.run_ends:
             if end <= pivot:
                 continue
             target = self.pivots[end]
             trips = target.rank - q
-            gain = (behind - target.behind) * self.layer + trips * (two_sends - self.ahead * work)
+            gain = (behind - target.behind) * self.layer + trips * each_trip
             if end == self.last:
                 gain += self.last_stage
             # Most pivots have as much to do as the ranks behind them: nothing is gained, but for round-off.
-            gains = np.flatnonzero(gain > _ROUND_OFF * work)
+            gains = np.flatnonzero(gain > least)
             if not len(gains):
                 continue
             there, left = (self.ahead * trips)[gains], micro_batches[gains]
