@@ -211,7 +211,7 @@ def run_once(
         command=(trial.variant.python or worker[0], *worker[1:], str(job_file)),
         ranks=trial.layout.devices,
         out_dir=out_dir,
-        threads_per_rank=_cores_per_rank(trial.cluster),
+        threads_per_rank=trial.job.threads_per_rank,
         environment=trial.variant.environment,
         ranks_per_node=trial.cluster.devices_per_node,
         places=places(trial.layout, trial.cluster) if trial.layout.placed or launcher.tells_groups else (),
