@@ -122,7 +122,7 @@ def run_sweep(
     predicted = {trial.key: (predictions or {}).get(layout) for trial, (layout, _) in zip(trials, asked, strict=True)}
     limits = limits or Limits(timeout_s=recipe.sweep.timeout_s, memory_gib=_memory_limit_gib(cluster))
     with launcher_of(recipe.sweep, cluster) if launcher is None else contextlib.nullcontext(launcher) as starts:
-        starts.expect(max((nodes_of(layout, cluster) for layout in layouts), default=1))
+        starts.expect(max((nodes_of(layout, cluster.of_hosts) for layout in layouts), default=1))
         sweep = _Sweep(
             trials, store=store, launcher=starts, limits=limits, on_progress=on_progress, say=say, worker=worker
         )  # fmt: skip

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from trimaran.cost.calibration import Calibration, on_nodes, resolve_calibration
+from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
 from trimaran.nouns.probed_model import PART_NAMES
@@ -61,6 +62,10 @@ class Case:
     def on(self, cluster: Cluster) -> Case:
         """The same on another cluster, with the calibration of this one."""
         return replace(self, cluster=cluster)
+
+    def given_to(self, layout: Layout) -> Case:
+        """The same on what a job of the layout is given of racks; one that is placed names devices of all of them."""
+        return self if layout.placed else self.on(self.cluster.of_a_job(layout.devices))
 
     def on_nodes(self, cluster: Cluster) -> Case:
         """The same on nodes of one group, whose devices reach another share of their peak than the cluster's."""

@@ -124,6 +124,21 @@ class Cluster(Noun):
         return self.model_copy(update=share)
 
     @property
+    def of_hosts(self) -> Cluster:
+        """The cluster with each host as a node, as whoever starts ranks counts them: Slurm, Ray, a training's restarts.
+
+        It is the same cluster where a node is one host, and no cluster to predict on where a rack is several.
+        """
+        if not self.devices_per_host:
+            return self
+        hosts = {
+            "nodes": self.nodes * (self.devices_per_node // self.devices_per_host),
+            "devices_per_node": self.devices_per_host,
+            "devices_per_host": 0,
+        }
+        return self.model_copy(update=hosts)
+
+    @property
     def core_share(self) -> float:
         """Share of a node's cores that a slot wants; 0 where the node's number of cores is not stated."""
         return self.device.cores / self.cores_per_node if self.cores_per_node else 0.0

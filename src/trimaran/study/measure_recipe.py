@@ -81,7 +81,7 @@ def measure_recipe(
 def predicted(recipe: Recipe, cluster: Cluster, layouts: Sequence[Layout]) -> dict[Layout, Prediction]:
     """What the cost model says of each layout before it is run. Raises TrimaranError for an invalid one."""
     case = Case.of(recipe.workload, cluster, recipe.stack)
-    estimates = {layout: estimate(case, layout) for layout in layouts}
+    estimates = {layout: estimate(case.given_to(layout), layout) for layout in layouts}
     return {layout: Prediction(told.sec_per_it, told.reported_mem_gib) for layout, told in estimates.items()}
 
 

@@ -173,7 +173,8 @@ def _timed(recipe: Recipe, workspace: Workspace) -> list[Measurement]:
 
 def _is_on(row: Measurement, cluster: Cluster) -> bool:
     """Whether a row was measured on such devices and nodes, whatever the cluster is called."""
-    per_node = min(row.devices or cluster.devices_per_node, cluster.devices_per_node)
+    of_host = cluster.of_hosts.devices_per_node
+    per_node = min(row.devices or of_host, of_host)
     return (row.hardware or "") == cluster.device.name and row.devices_per_node == per_node
 
 

@@ -207,14 +207,15 @@ def run_once(
     write_atomically(job_file, trial.job.model_dump_json(indent=1))
     surrounds = Circumstances.now(trial.recipe, trial.variant)
     surrounds.note(out_dir)
+    hosts = trial.cluster.of_hosts
     launch = Launch(
         command=(trial.variant.python or worker[0], *worker[1:], str(job_file)),
         ranks=trial.layout.devices,
         out_dir=out_dir,
         threads_per_rank=trial.job.threads_per_rank,
         environment=trial.variant.environment,
-        ranks_per_node=trial.cluster.devices_per_node,
-        places=places(trial.layout, trial.cluster) if trial.layout.placed or launcher.tells_groups else (),
+        ranks_per_node=hosts.devices_per_node,
+        places=places(trial.layout, hosts) if trial.layout.placed or launcher.tells_groups else (),
         memory_gib=limits.memory_gib,
         pin_cpus=trial.variant.pin_cpus,
         clock_ghz=trial.variant.clock_ghz,
@@ -297,7 +298,7 @@ def _row(
 
 def _stated(trial: Trial) -> dict[str, object]:
     """The columns that were known before the run."""
-    layout, cluster, workload = trial.layout, trial.cluster, trial.recipe.workload
+    layout, cluster, workload = trial.layout, trial.cluster.of_hosts, trial.recipe.workload
     return {
         "cluster": cluster.name or None,
         "stack": trial.recipe.stack.name or None,

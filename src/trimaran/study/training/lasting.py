@@ -189,7 +189,7 @@ class LastingTraining:
 
     def _may_grow(self) -> bool:
         """Whether there are devices for the first layout, and ranks use fewer."""
-        wanted, cluster = self._first.layout.devices, self._first.cluster
+        wanted, cluster = self._first.layout.devices, self._first.cluster.of_hosts
         if self._trial.layout.devices >= wanted or len(self._devices.usable()) < wanted:
             return False
         if wanted <= self._usable():
@@ -315,7 +315,8 @@ class LastingTraining:
     def _usable(self) -> int:
         """How many devices ranks may use, on the nodes that there were when the ranks were last started."""
         usable = len(self._devices.usable())
-        return usable if self._nodes is None else min(usable, self._nodes * self._first.cluster.devices_per_node)
+        per_node = self._first.cluster.of_hosts.devices_per_node
+        return usable if self._nodes is None else min(usable, self._nodes * per_node)
 
     def _next_layout(self) -> Layout:
         """The first layout where there are devices for it, else the best one for those that are left."""

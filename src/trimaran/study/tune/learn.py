@@ -23,7 +23,10 @@ LEAST_ERROR = 0.03
 def fitted(case: Case, tried: Sequence[Candidate]) -> Calibration | None:
     """What the candidates that ran teach beyond the case's own calibration; None where none ran."""
     seen = [
-        Observation(case, candidate.layout, candidate.seconds, candidate.row.mem_gib, candidate.row.date or "")
+        Observation(
+            case.given_to(candidate.layout), candidate.layout, candidate.seconds, candidate.row.mem_gib,
+            candidate.row.date or "",
+        )  # fmt: skip
         for candidate in tried
         if candidate.row is not None and candidate.row.status == "ok"
     ]
@@ -37,8 +40,10 @@ def predict_anew(case: Case, candidates: Sequence[Candidate], tried: Sequence[Ca
     calibration = fitted(case, tried)
     if calibration is None:
         return case.calibration.time_error
+    learned = case.calibrated(calibration)
     for candidate in candidates:
-        candidate.predicted_sec_per_it = estimate(case.calibrated(calibration), candidate.layout).sec_per_it
+        on = learned.given_to(candidate.layout)
+        candidate.predicted_sec_per_it = estimate(on, candidate.layout).sec_per_it
     return max(calibration.time_error, LEAST_ERROR)
 
 

@@ -91,7 +91,7 @@ def candidates_of(recipe: Recipe, case: Case) -> list[Candidate]:
     for number, layout in enumerate(stated + planned):
         split = layout.model_copy(update={"stage_split": resolve_split(layout, case.workload, case.stack)})
         if split not in candidates:
-            predicted = estimate(case, layout)
+            predicted = estimate(case.given_to(layout), layout)
             candidates[split] = Candidate(
                 layout, predicted.sec_per_it, predicted.reported_mem_gib, stated=number < len(stated)
             )

@@ -58,7 +58,7 @@ def tune_recipe(
         for candidate in candidates
     }
     with Store(workspace.store) as store, launcher_of(recipe.sweep, cluster, say) as launcher:
-        launcher.expect(max(nodes_of(candidate.layout, cluster) for candidate in candidates))
+        launcher.expect(max(nodes_of(candidate.layout, cluster.of_hosts) for candidate in candidates))
         repeat_noise = trial_noise(store.measurements(recipe=recipe.name, every_attempt=True))
 
         def note(candidate: Candidate, row: Measurement) -> None:

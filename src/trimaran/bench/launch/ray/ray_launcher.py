@@ -105,7 +105,8 @@ class RayLauncher:
 
 
 def bundle_of(cluster: Cluster) -> dict[str, float]:
-    """What a whole node is to Ray: its GPUs, or the cores that its slots compute with."""
+    """What a whole node, which is a host, is to Ray: its GPUs, or the cores that its slots compute with."""
+    cluster = cluster.of_hosts
     if cluster.device.kind == "gpu":
         return {"GPU": float(cluster.devices_per_node)}
     cores = cluster.devices_per_node * max(1, cluster.device.cores)
