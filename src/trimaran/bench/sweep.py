@@ -39,7 +39,7 @@ class Progress:
 
     `kept` is a trial that the store holds finished; `waiting`, one that another sweep is running, or keeps this
     machine or Slurm job busy with others: `holder` is that sweep's process.
-    `remaining_s` is None until a trial's duration is known.
+    `remaining_s` is None until a trial's duration is known; `at_once` trials run side by side at most.
     """
 
     happening: Happening
@@ -51,6 +51,7 @@ class Progress:
     steps: int
     measurement: Measurement | None
     remaining_s: float | None
+    at_once: int = 1
     holder: Owner | None = None
 
 
@@ -298,7 +299,7 @@ class _Sweep:
         row: Measurement | None = None,
         holder: Owner | None = None,
     ) -> None:
-        remaining = len(self._trials) - len(self._rows)
+        remaining, at_once = len(self._trials) - len(self._rows), self._launcher.at_once
         self._on_progress(
             Progress(
                 happening=happening,
@@ -309,7 +310,8 @@ class _Sweep:
                 steps_done=steps_done,
                 steps=trial.job.steps,
                 measurement=row,
-                remaining_s=statistics.mean(self._walls) * remaining if self._walls else None,
+                remaining_s=statistics.mean(self._walls) * -(-remaining // at_once) if self._walls else None,
+                at_once=at_once,
                 holder=holder,
             )
         )

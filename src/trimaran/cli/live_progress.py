@@ -74,7 +74,7 @@ class TrialProgress(_Shown):
             self._walls += [row.wall_s] if row.wall_s is not None and event.happening != "kept" else []
         remains = ""
         if self._walls and self._done < self._total:
-            left_s = (self._total - self._done) * sum(self._walls) / len(self._walls)
+            left_s = -(-(self._total - self._done) // event.at_once) * sum(self._walls) / len(self._walls)
             remains = f"{self._bound or 'about '}{readable(left_s)} left"
         what_runs = f"{event.layout} {event.variant}".rstrip()
         text = f"{what_runs} waits" if event.happening == "waiting" else f"{what_runs} step"
