@@ -27,7 +27,7 @@ from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.slurm_settings import SlurmSettings
 from trimaran.recipe.recipe import Recipe
-from trimaran.store import Store
+from trimaran.store import Store, this_boot
 
 LAYOUTS = ["dp1,mbs1", "dp1,mbs2", "dp2,mbs1", "tp2,mbs1", "pp2,mbs1", "dp2,pp2,mbs1"]
 
@@ -43,7 +43,7 @@ from trimaran.bench.sweep import run_sweep
 from trimaran.nouns.cluster import Cluster
 from trimaran.layout.notation import parse_layout
 from trimaran.recipe.recipe import Recipe
-from trimaran.store import Store
+from trimaran.store import Store, this_boot
 
 folder = Path(sys.argv[2])
 rows = run_sweep(
@@ -362,3 +362,30 @@ def test_a_sweep_may_run_beside_other_threads(folder: Path, recipe: Recipe, clus
     thread.start()
     thread.join(30)
     assert [row.status for row in rows] == ["ok", "ok"]
+
+
+def test_a_sweep_that_waits_asks_once_for_all_its_trials(folder: Path, recipe: Recipe, cluster: Cluster) -> None:
+    """It asked for each, twice a second, and so took time of the cores that the other one measured."""
+    asked: list[str] = []
+
+    class Counting(Store):
+        def claim(self, key: str, *, attempts_seen: int = 0) -> bool:
+            asked.append(key)
+            return super().claim(key, attempts_seen=attempts_seen)
+
+    waits: list[int] = []
+
+    def look(progress: Progress) -> None:
+        if progress.happening == "waiting":
+            waits.append(len(asked))
+            if len(waits) == 3:
+                other.release(f"machine-{this_boot()}")
+
+    with Store(folder / "store.sqlite") as other, Counting(folder / "store.sqlite") as store:
+        assert other.claim(f"machine-{this_boot()}")
+        rows = run_sweep(
+            recipe, cluster, [parse_layout(text) for text in LAYOUTS[:4]], store,
+            data_dir=folder, work_dir=folder / "runs", limits=LIMITS, worker=fake_worker("ok"), on_progress=look,
+        )  # fmt: skip
+    assert [row.status for row in rows] == ["ok"] * 4
+    assert waits == [1, 2, 3]

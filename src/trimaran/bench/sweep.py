@@ -163,6 +163,7 @@ class _Sweep:
         self._claimed: set[str] = set()
         self._shared = _shared_by_sweeps(launcher)
         self._crew = Crew(launcher.at_once)
+        self._is_taken = False  # whether another sweep measures where trials would run
 
     def run(self, predicted: Mapping[str, Prediction | None], retry: frozenset[Status]) -> list[Measurement]:
         again = retry | NOT_OF_THE_LAYOUT
@@ -184,11 +185,12 @@ class _Sweep:
             self._store.require_writable()
         open_keys = list(self._trials)
         while open_keys or not self._crew.idle:
-            left = []
+            left: list[str] = []
+            self._is_taken = False
             for key in open_keys:
                 if self._store.attempts(key) >= wanted[key]:
                     self._keep(self._trials[key])
-                elif not self._crew.full and self._claim(key, wanted[key]):
+                elif not (self._crew.full or self._is_taken) and self._claim(key, wanted[key]):
                     self._tell("started", self._trials[key])
                     self._crew.begin(key, partial(self._measured, self._trials[key], predicted[key]))
                     left += self._store_finished()
@@ -206,6 +208,7 @@ class _Sweep:
     def _claim(self, key: str, wanted: int) -> bool:
         """Claim a trial, and the machine or job that it would run in: two at once there would disturb each other."""
         if self._shared and not self._store.claim(self._shared):
+            self._is_taken = True  # it is asked once for all trials: who waits must not keep the cores busy
             return False
         claimed = self._store.claim(key, attempts_seen=wanted - 1)
         if claimed:
