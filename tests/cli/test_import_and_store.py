@@ -213,3 +213,17 @@ def test_endings_in_capitals_are_the_same_endings(tmp_path: Path) -> None:
     for name in ("P.HTML", "F.PNG", "T2.CSV"):
         done = run("report", str(table), "-o", str(tmp_path / name))
         assert done.returncode == 0 and (tmp_path / name).exists(), done.stderr
+
+
+def test_a_fit_names_rows_of_a_store_by_their_numbers_there(tmp_path: Path) -> None:
+    """They were counted: where a trial was run twice, the row that was named was another one."""
+    store = tmp_path / "s.sqlite"
+    assert run("import", str(MEASUREMENTS / "dlperf_v100.csv"), "--into", str(store)).returncode == 0
+    failed = {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 32, "vocab": 256, "mbs": 1, "gbs": 8, "trial_key": "k"}
+    failed |= {"status": "oom", "cluster": "dlperf-v100", "stack": "oneflow"}
+    with Store(store) as opened:
+        for _ in range(2):
+            opened.add(Measurement.model_validate(failed))
+        (number,) = (run.number for run in opened.runs() if run.measurement.trial_key == "k")
+    done = run("fit", str(store), "--cluster", "dlperf-v100", "--stack", "oneflow", "-o", str(tmp_path / "c.toml"))
+    assert f"row {number}: status is oom" in done.stderr, done.stderr

@@ -87,7 +87,7 @@ def _measured_rows(table: str) -> tuple[list[_Numbered], list[str]]:
 
     if table.endswith(".sqlite") and table not in packaged_tables():
         with Store(table, create=False) as store:
-            return list(enumerate(store.measurements(), start=1)), []
+            return [(run.number, run.measurement) for run in store.runs()], []
     stated = packaged_table(table) if table in packaged_tables() else read_table(table)
     rows = [(row.number, row.measurement) for row in stated.rows if row.measurement is not None]
     return rows, [row.error for row in stated.rows if row.measurement is None and row.error]
