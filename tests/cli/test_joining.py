@@ -194,3 +194,19 @@ def test_what_only_a_launcher_can_do_is_refused_of_ranks_that_others_have_starte
                 load_recipe(str(stated)), Workspace(tmp_path / "runs"), parse_layout("dp2,mbs2"),
                 joined=Joined(0, 2, {}), show=TrainingProgress, say=print,
             )  # fmt: skip
+
+
+def test_a_dry_run_among_ranks_is_traced_and_told_by_the_first_alone(tmp_path: Path) -> None:
+    """Under torchrun the same table was traced and printed once for each rank."""
+    recipe = tiny_recipe(tmp_path)
+    place = {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    command = [*PYTHON, "trimaran", "train", str(recipe), "--layout", "dp2,mbs2", "--dry-run"]
+    told = [
+        subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, **place, "RANK": rank}, capture_output=True, text=True,
+            check=False,
+        )
+        for rank in ("0", "1")
+    ]  # fmt: skip
+    assert [(done.returncode, done.stdout) for done in told] == [(2, ""), (0, "")]
+    assert "a dry run traces what GPUs hold" in told[0].stderr and told[1].stderr == ""

@@ -56,6 +56,8 @@ def train(
         option = "--resume" if resume else f"--trace {trace}"
         raise TrimaranError(f"{option} is of a training, and --dry-run starts none: leave one of them out")
     joined = place_among_ranks()
+    if dry_run and joined and joined.rank:
+        return  # rank 0 traces for all
     stated = runnable_recipe(recipe, trust=trust)
     workspace = Workspace(runs / stated.name)
     chosen = parse_layout(layout, dict(stated.sweep.fixed)) if layout else fastest_layout(stated, workspace)
