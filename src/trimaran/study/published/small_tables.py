@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trimaran.bench.launch.contract import NoNetworkError
+from trimaran.bench.launchers import launcher_of
 from trimaran.bench.sweep import run_sweep
 from trimaran.files.catalogue import load_stack
 from trimaran.files.row_table import published_table
@@ -67,7 +68,8 @@ def measure_small(
     with show(sum(len(rows) for _, rows in tables)) as on_progress:
         machine = workspace.cluster(base)
         data = workspace.data(base)
-        with Store(workspace.store) as store:
+        # one launcher for all that need no network: what ranks are forked from is made once
+        with Store(workspace.store) as store, launcher_of(sweep, machine) as here:
 
             def measured(small: SmallRow) -> Measurement | None:
                 trial = base.model_copy(update={"workload": small.workload})
@@ -80,7 +82,8 @@ def measure_small(
                 try:
                     (row,) = run_sweep(
                         trial, cluster, [small.layout], store, data_dir=data, work_dir=workspace.trials,
-                        predictions=predicted(trial, cluster, [small.layout]), on_progress=on_progress,
+                        predictions=predicted(trial, cluster, [small.layout]), on_progress=on_progress, say=say,
+                        launcher=None if cluster.shaped else here,
                     )  # fmt: skip
                 except NoNetworkError as error:
                     say(f"{small.layout} is left out: {error}")
