@@ -18,6 +18,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 LOST_AFTER_S = float(os.environ.get("TRIMARAN_LOST_AFTER_S", "120"))
 _LOOK_EVERY_S = LOST_AFTER_S / 24
@@ -25,6 +26,9 @@ _POLL_S = 0.05
 _MEET_WITHIN_S = 300.0
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
+_ANY_PORT = 9  # nothing is sent
+# More than what is written of how a rank ended.
+_ENDING_BYTES = 128
 SWEEP_GONE = 76
 # Asks whether a rank's parent lives. Processes that do not know of it are not disturbed.
 ASKING = signal.SIGURG
@@ -86,18 +90,59 @@ class Meeting:
     held: socket.socket | None = None
 
 
+class Ending:
+    """The file that says how a rank ended. Its room is taken before the rank begins, which may fill the disk."""
+
+    def __init__(self, file: Path) -> None:
+        """Take the room. Raises OSError where there is none."""
+        self._file, self._held = file, file.with_name(f".{file.name}.{os.getpid()}")
+        # held open, so that nothing is ever written into the folder of a later run of the same name
+        self._descriptor = os.open(self._held, os.O_WRONLY | os.O_CREAT, 0o644)
+        self._write(b"")
+
+    def tell(self, code: int, *, oom: bool = False, asked_to_end: bool = False) -> None:
+        """Write down how the rank ended: see `exit_file`."""
+        self._write(json.dumps({"code": code, "oom": oom, "asked_to_end": asked_to_end}).encode())
+        self._held.replace(self._file)
+
+    def _write(self, content: bytes) -> None:
+        os.pwrite(self._descriptor, content.ljust(_ENDING_BYTES), 0)
+        os.fsync(self._descriptor)  # where a network file system finds out whether there is room
+
+
 def hold(lifeline: str) -> int:
     """Keep the allocation until the sweep lets go of it."""
     line = Lifeline(lifeline)
-    while Path(lifeline).exists() and not line.is_cut():
+    while not _is_gone(lifeline) and not line.is_cut():
         time.sleep(1.0)
     return 0
+
+
+def _is_gone(path: str) -> bool:
+    """Whether a file was removed: a file system that cannot say for a moment has not removed it."""
+    try:
+        os.stat(path)  # noqa: PTH116 - a Path of a later Python takes every error for a file that is not there
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
 
 
 def run_rank(launch_file: str) -> int:
     """Be the parent of one rank: let it find the others, see it end, write down how."""
     launch = json.loads(Path(launch_file).read_text())
     rank, folder = launch["ranks_of_tasks"][int(os.environ["SLURM_PROCID"])], Path(launch["out_dir"])
+    ending = Ending(exit_file(folder, rank))
+    try:
+        return _see_to_its_end(launch, rank, folder, ending)
+    except OSError as error:
+        # what the rank itself has said stands before it; a full disk takes no word more
+        with contextlib.suppress(OSError), (folder / launch["stderr"].format(rank)).open("a") as stderr:
+            stderr.write(f"node {os.environ.get('SLURMD_NODENAME', '')}: {error}\n")
+        ending.tell(1)
+        return 1
+
+
+def _see_to_its_end(launch: dict[str, Any], rank: int, folder: Path, ending: Ending) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Slurm signals all processes of a step: the rank answers SIGUSR1 with its stacks, dies of SIGTERM by itself, and
     # takes no notice of SIGURG
@@ -149,7 +194,7 @@ def run_rank(launch_file: str) -> int:
         time.sleep(_POLL_S)
     _end_descendants()
     oom = process.returncode == -signal.SIGKILL and _kernel_oom_kills() > kills_before
-    _write(exit_file(folder, rank), {"code": process.returncode, "oom": oom, "asked_to_end": bool(asked_to_end)})
+    ending.tell(process.returncode, oom=oom, asked_to_end=bool(asked_to_end))
     return 0
 
 
@@ -157,7 +202,7 @@ def _meet(rank: int, folder: Path, line: Lifeline) -> Meeting:
     """Rank 0 takes a port and writes down where; the others wait for that."""
     file = meeting_file(folder)
     if rank == 0:
-        address = node_address(os.environ.get("SLURMD_NODENAME", "")) or socket.gethostbyname(socket.gethostname())
+        address = own_address()
         held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind((address, 0))
@@ -173,7 +218,9 @@ def _meet(rank: int, folder: Path, line: Lifeline) -> Meeting:
             time.sleep(_POLL_S)
             continue
         return Meeting(place["address"], place["port"], address_towards(place["address"], place["port"]))
-    sys.exit(f"rank {rank} found no {file} within {_MEET_WITHIN_S:.0f} s: is the folder shared by all nodes?")
+    if line.is_cut():
+        sys.exit(SWEEP_GONE)
+    raise TimeoutError(f"rank {rank} found no {file} within {_MEET_WITHIN_S:.0f} s: is the folder shared by all nodes?")
 
 
 def node_address(name: str) -> str:
@@ -186,6 +233,24 @@ def node_address(name: str) -> str:
         return socket.gethostbyname(words["NodeAddr"])
     except (OSError, KeyError):
         return ""
+
+
+def own_address() -> str:
+    """The address at which this node's ranks are reached: Slurm's own, or else the one by which it reaches srun's node.
+
+    Containers may have no scontrol, and hosts often call themselves 127.0.1.1. Raises OSError where there is none.
+    """
+    if address := node_address(os.environ.get("SLURMD_NODENAME", "")):
+        return address
+    with contextlib.suppress(OSError, KeyError):
+        return address_towards(os.environ["SLURM_LAUNCH_NODE_IPADDR"], _ANY_PORT)
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError as error:
+        raise OSError(
+            f"ranks meet at an IPv4 address, and neither Slurm nor the name service has one of this node ({error}): "
+            f"give it one as NodeAddr of slurm.conf or in /etc/hosts"
+        ) from None
 
 
 def address_towards(address: str, port: int) -> str:
@@ -230,7 +295,8 @@ def _end_descendants() -> None:
         if not left:
             return
         for pid in left:
-            os.kill(int(pid), signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.kill(int(pid), signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
