@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,6 +28,9 @@ _ANSWERS_WITHIN_S = 2.0
 _ASK_EVERY_S = 1  # Ray takes whole seconds
 _READY_WITHIN_S = 120.0
 _ENDED_WITHIN_S = 5.0
+# How a client of HTTP/2 begins: its preface, and settings of which none is stated.
+_SETTINGS, _FRAME_HEAD_BYTES = 4, 9
+_HTTP_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
 _HEARS_SIGNALS_EVERY_S = 0.25
 
 
@@ -74,14 +78,47 @@ def _no_ray(address: str, named_by: str, reason: str) -> TrimaranError:
 
 
 def _require_listener(address: str, named_by: str) -> None:
-    """Raise TrimaranError where nobody listens at a host and port: Ray itself would ask for minutes, in many lines."""
+    """Raise TrimaranError where no Ray listens at a host and port: Ray itself would ask for minutes, in many lines."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not (colon and port.isdecimal()):
         return  # `auto` and the like, which Ray finds by itself
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_WITHIN_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_WITHIN_S) as connection:
+            speaks = "RAY_USE_TLS" in os.environ or _speaks_grpc(connection)
     except (OSError, OverflowError, UnicodeError) as error:
         raise _no_ray(address, named_by, str(error)) from None
+    if not speaks:
+        raise _no_ray(address, named_by, "what listens there is another program")
+
+
+def _last_joined() -> str:
+    """The address of the Ray that this machine was last made a node of, which `auto` then means; empty without one."""
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    with contextlib.suppress(OSError):
+        return Path(folder, "ray", "ray_current_cluster").read_text(errors="replace").strip()
+    return ""
+
+
+def _has_head() -> bool:
+    """Whether a head of Ray's runs on this machine, which `auto` finds whatever was noted last."""
+    names = set[str]()
+    for file in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            names.add(file.read_text(errors="replace").strip())
+    return "gcs_server" in names
+
+
+def _speaks_grpc(connection: socket.socket) -> bool:
+    """Whether a peer answers as servers of gRPC do, Ray's among them: a server of HTTP/2 first sends its settings.
+
+    RFC 9113, 3.4 and 4.1: a frame begins with three bytes of its length and one of its type, which is 4 of settings.
+    """
+    connection.sendall(_HTTP_2)
+    try:
+        head = connection.recv(_FRAME_HEAD_BYTES, socket.MSG_WAITALL)
+    except TimeoutError:
+        return False
+    return len(head) == _FRAME_HEAD_BYTES and head[3] == _SETTINGS
 
 
 class RayCluster:
@@ -94,6 +131,10 @@ class RayCluster:
         address = settings.address or stated or "auto"
         named_by = "RAY_ADDRESS" if stated and not settings.address else "sweep.ray.address"
         _require_listener(address, named_by)
+        if address == "auto" and not _has_head():
+            _require_listener(
+                _last_joined(), "sweep.ray.address, since the Ray that this machine was last of has ended"
+            )
         with _own_signals():
             import ray
             import ray.util.scheduling_strategies
