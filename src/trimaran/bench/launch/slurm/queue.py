@@ -33,6 +33,7 @@ HOPELESS = frozenset(
 _MORE_THAN_A_JOB_MAY = re.compile(r"(?:QOS|Assoc)Max\w+PerJob(?:Limit)?")
 # A controller that was never reached has queued no job; of one that gave no answer nobody knows (slurm_errno.c).
 _NEVER_REACHED = ("(connect failure)", "(send failure)", "backup controller in standby mode")
+_CLUSTER = "CLUSTER: "
 _FORGOTTEN = "Invalid job id"  # what squeue says of a job that ended a while ago
 TIME_IS_OVER, CANCELLED = "DUE TO TIME LIMIT", "CANCELLED AT"  # slurmstepd's words of what it ends
 # Variables by which a user's shell has Slurm's commands show fewer jobs, ask before they cancel one, wait for a job's
@@ -46,8 +47,8 @@ def run(*command: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not _OF_A_SHELL.fullmatch(name)}
     try:
         done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-            timeout=_COMMAND_WITHIN_S,
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            check=False, timeout=_COMMAND_WITHIN_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise TrimaranError(
@@ -63,7 +64,8 @@ def run(*command: str) -> str:
         away = any(words in complaint for words in _NEVER_REACHED)
         see = "whether Slurm's controller is up" if away else "[sweep.slurm] of the recipe"
         raise TrimaranError(f"{command[0]} refused: {complaint}; see {see}")
-    return done.stdout
+    # of the clusters that SLURM_CLUSTERS names, a line before what each has to say
+    return "".join(line for line in done.stdout.splitlines(keepends=True) if not line.startswith(_CLUSTER))
 
 
 def when_there(ask: Callable[[], _Answer], say: Say, stop: threading.Event) -> _Answer:
