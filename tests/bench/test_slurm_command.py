@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -269,3 +270,52 @@ def test_steps_of_two_trainings_in_one_job_have_names_of_their_own(tmp_path: Pat
     steps = [step_of(launch(tmp_path / study / "train"), SlurmSettings(), 2, "7") for study in ("a", "b")]
     first, second = ({word for word in step if word.startswith("--job-name=trimaran-")} for step in steps)
     assert first and second and first != second
+
+
+def test_lines_that_name_a_cluster_are_none_of_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where SLURM_CLUSTERS names one they come first: a running job counted as ended, or a sweep ended in a trace."""
+    stand_in(tmp_path, monkeypatch, "squeue", 'echo "CLUSTER: alpha"; echo "RUNNING|None"')
+    assert Job("7").state() == "RUNNING"
+
+
+def test_what_an_administrator_wrote_in_another_encoding_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, "scontrol", r"printf 'NodeName=n1 SlurmdStartTime=today Reason=d\351faut\n'")
+    assert queue.node_starts() == {"n1": "today"}
+
+
+def test_how_a_batch_script_lays_out_its_tasks_is_none_of_a_step_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun refuses cores beside SLURM_NTASKS_PER_GPU, and gives each rank one GPU by SLURM_GPUS_PER_TASK."""
+    of_the_job = (
+        "SLURM_GPUS_PER_TASK",
+        "SLURM_NTASKS_PER_GPU",
+        "SLURM_TRES_PER_TASK",
+        "SLURM_HINT",
+        "SLURM_MEM_PER_CPU",
+    )
+    kept = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_CLUSTERS", "SLURM_JOB_GPUS", "PATH")
+    for name in (*of_the_job, *kept[:-1]):
+        monkeypatch.setenv(name, "1")
+    environment = queue.step_environment()
+    assert environment.keys().isdisjoint(of_the_job) and environment.keys() >= set(kept)
+
+
+def test_a_step_is_told_of_cores_where_its_ranks_are_pinned_alone(tmp_path: Path) -> None:
+    """One that is told of them has no others: NCCL's threads and autograd's shared a core with each rank of a GPU."""
+    plain = step_of(launch(tmp_path), SlurmSettings(), 2, "7")
+    assert "--cpu-bind=none" in plain and not any(word.startswith("--cpus-per-task") for word in plain)
+    pinned = step_of(replace(launch(tmp_path), pin_cpus=True, threads_per_rank=3), SlurmSettings(), 2, "7")
+    assert "--cpu-bind=cores" in pinned and "--cpus-per-task=3" in pinned
+
+
+def test_nothing_is_asked_of_slurm_once_a_sweep_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial in another thread that was ended with it was started again: its job stood in the queue for nobody."""
+    asked = tmp_path / "asked"
+    for name in ("sbatch", "srun", "squeue", "scancel", "scontrol"):
+        stand_in(tmp_path, monkeypatch, name, f"echo {name} >>{asked}")
+    launcher = SlurmLauncher(SlurmSettings(at_once=2, requeue=True))
+    launcher.close()
+    with pytest.raises(TrimaranError, match="the sweep ended before"):
+        launcher.start(launch(tmp_path))
+    assert not asked.exists()

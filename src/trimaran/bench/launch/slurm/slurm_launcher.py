@@ -111,6 +111,7 @@ class SlurmLauncher:
 
         Raises TrimaranError where Slurm refuses, or never can give them.
         """
+        self._require_open()
         self._dead_nodes.before_a_start()
         hosts = hosts_of(launch, self._hosts)
         if not hosts:
@@ -135,13 +136,19 @@ class SlurmLauncher:
     def close(self) -> None:
         """Give nodes back and end what still runs on them."""
         self._closing.set()
-        ends = [self._allocations.close] if self._allocations else []
+        with self._lock:  # nobody asks for nodes from here on
+            ends = [self._allocations.close] if self._allocations else []
         for end in (*ends, *(job.cancel for job in self._jobs)):
             # what Slurm does not end now ends by itself, once the lifeline has given no sign for a while
             with contextlib.suppress(TrimaranError):
                 end()
         if self._lifeline:
             shutil.rmtree(self._lifeline.parent, ignore_errors=True)
+
+    def _require_open(self) -> None:
+        """Raise TrimaranError once this was closed, by whichever thread: nobody would end what is asked for then."""
+        if self._closing.is_set():
+            raise TrimaranError("the sweep ended before its next trial could be started")
 
     def _require_in_job(self, nodes: int) -> None:
         have = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
@@ -156,7 +163,12 @@ class SlurmLauncher:
             self._settings, nodes, launch, step, log, self._dead_nodes.names(), self._say, self._closing, hosts=hosts
         )
         self._jobs.append(job)
-        job.wait_until_running(self._say, self._closing)
+        try:
+            job.wait_until_running(self._say, self._closing)
+        except BaseException:
+            with contextlib.suppress(TrimaranError):
+                job.cancel()
+            raise
         return SlurmRanks(launch, job, step=None, requeue=self._settings.requeue, give_back=self._give_back)
 
     def _allocated(self, launch: Launch, nodes: int, lifeline: Path) -> Job:
@@ -166,6 +178,7 @@ class SlurmLauncher:
 
     def _allocations_for(self, launch: Launch, nodes: int, lifeline: Path) -> Allocations:
         with self._lock:
+            self._require_open()
             if self._allocations is None or not self._allocations.serve(nodes):
                 if self._allocations:
                     self._allocations.close()
