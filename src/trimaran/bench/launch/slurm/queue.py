@@ -39,6 +39,12 @@ TIME_IS_OVER, CANCELLED = "DUE TO TIME LIMIT", "CANCELLED AT"  # slurmstepd's wo
 # Variables by which a user's shell has Slurm's commands show fewer jobs, ask before they cancel one, wait for a job's
 # end, or make an array of it: none of them is the wish of a sweep, which says all that it means.
 _OF_A_SHELL = re.compile(r"(SQUEUE|SCANCEL|SINFO|SCONTROL)_.*|SBATCH_(WAIT|ARRAY_INX)|SLURM_TIME_FORMAT")
+# How sbatch was told to lay out the tasks of the job around a sweep: srun would take that for its steps too, beside
+# what they are told, and refuses where the two do not go together.
+_OF_A_JOB = re.compile(
+    r"SLURM_(NTASKS_PER_\w+|GPUS(_PER_\w+)?|GPU_BIND|TRES_(PER_TASK|BIND)|CPUS_PER_\w+|CPU_BIND\w*|MEM_\w+|HINT|"
+    r"THREADS_PER_CORE|DISTRIBUTION|EXACT|EXCLUSIVE)|SRUN_\w+"
+)
 _STILL_QUEUED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "REQUEUED")
 
 
@@ -66,6 +72,11 @@ def run(*command: str) -> str:
         raise TrimaranError(f"{command[0]} refused: {complaint}; see {see}")
     # of the clusters that SLURM_CLUSTERS names, a line before what each has to say
     return "".join(line for line in done.stdout.splitlines(keepends=True) if not line.startswith(_CLUSTER))
+
+
+def step_environment() -> dict[str, str]:
+    """The environment of an srun, which says all that it means of its step."""
+    return {name: value for name, value in os.environ.items() if not _OF_A_JOB.fullmatch(name)}
 
 
 def when_there(ask: Callable[[], _Answer], say: Say, stop: threading.Event) -> _Answer:
@@ -314,6 +325,7 @@ def submit(
         "--job-name=trimaran",
         f"--nodes={nodes}",
         "--exclusive",
+        *([] if any(name.startswith("SBATCH_MEM_PER_") for name in os.environ) else ["--mem=0"]),  # a node's, all of it
         "--no-requeue",  # a trial that runs again begins with an empty folder, which only the sweep can see to
         "--export=ALL",
         f"--chdir={log.parent}",

@@ -272,15 +272,17 @@ def step_of(
         f"--job-name={token(launch)}",
         f"--nodes={nodes}",
         f"--ntasks={launch.ranks}",
-        f"--cpus-per-task={launch.threads_per_rank}",
         *where,
         "--kill-on-bad-exit=0",
         "--input=none",
         "--export=ALL",  # also in a job that was submitted without its user's environment
         "--overlap",
         "--mpi=none",
-        f"--cpu-bind={'cores' if launch.pin_cpus else 'none'}",
     ]
+    # a step that is told of cores has those alone, and threads of its ranks beside those that compute would share them
+    command += (
+        [f"--cpus-per-task={launch.threads_per_rank}", "--cpu-bind=cores"] if launch.pin_cpus else ["--cpu-bind=none"]
+    )
     if launch.gpus:
         # the devices of a node that ranks stand on are shown with those before them
         command.append(f"--gpus-per-node={1 + max(launch.slot(rank) for rank in range(launch.ranks))}")

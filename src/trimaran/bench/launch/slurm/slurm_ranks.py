@@ -15,7 +15,7 @@ from typing import IO
 
 from trimaran.bench.launch.contract import Launch, Loss
 from trimaran.bench.launch.slurm.node import ASKING, answer_file, exit_file, meeting_file, node_file
-from trimaran.bench.launch.slurm.queue import CANCELLED, TIME_IS_OVER, Job, run
+from trimaran.bench.launch.slurm.queue import CANCELLED, TIME_IS_OVER, Job, run, step_environment
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.exits import USER_ERROR
 from trimaran.protocol.files import RunFile
@@ -57,7 +57,8 @@ class SlurmRanks:
         if step is not None:
             with self._log("wb") as log:
                 self._srun = subprocess.Popen(
-                    step, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                    step, env=step_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    start_new_session=True,
                 )
 
     def exit_codes(self) -> tuple[int | None, ...]:
