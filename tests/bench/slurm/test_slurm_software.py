@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from test_slurm_command import FAKE_MODULE
 from trial_helpers import fake_worker
 from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher
 from trimaran.bench.trial.trial import prepare_trial, run_trial
+from trimaran.bench.watch.limits import Limits
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
@@ -24,12 +26,14 @@ from trimaran.nouns.slurm_settings import SlurmSettings
 from trimaran.recipe.recipe import Recipe
 
 
-def run_under(settings: SlurmSettings, recipe: Recipe, cluster: Cluster, folder: Path) -> Measurement:
+def run_under(
+    settings: SlurmSettings, recipe: Recipe, cluster: Cluster, folder: Path, limits: Limits = LIMITS
+) -> Measurement:
     sweep = recipe.sweep.model_copy(update={"slurm": settings})
     stated = recipe.model_copy(update={"sweep": sweep})
     trial = prepare_trial(stated, cluster, parse_layout("dp4,mbs1"), data_dir=folder, work_dir=folder / "runs")
     with closing(SlurmLauncher(settings)) as launcher:
-        return run_trial(trial, launcher, LIMITS, worker=fake_worker("ok"))
+        return run_trial(trial, launcher, limits, worker=fake_worker("ok"))
 
 
 def give_login_shells_modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,3 +122,21 @@ def test_ranks_of_a_container_find_what_is_mounted(
     lacking = settings.model_copy(update={"container_mounts": ("/nosuch:/nosuch",)})
     row = run_under(lacking, recipe, two_nodes, tmp_path)
     assert (row.evidence or "").startswith("rank 0 refused: srun: no such file: /nosuch (container_image of")
+
+
+@pytest.mark.proof
+@SUBMITS
+def test_an_image_that_is_fetched_for_long_is_no_hang_of_its_trial(
+    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, submit: str
+) -> None:
+    """Ranks that were not there yet were taken for silent ones, whose nodes did not answer."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    slow = PYXIS.replace("rest = []", "import time; time.sleep(6); rest = []")
+    (programs / "srun").write_text(slow.format(python=sys.executable, srun=shutil.which("srun")))
+    (programs / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    settings = SlurmSettings(submit=submit, container_image="trimaran:1", python=sys.executable)
+    row = run_under(settings, recipe, two_nodes, tmp_path, replace(LIMITS, start_s=2))
+    assert row.status == "ok", row.evidence
+    assert row.wall_s is not None and row.wall_s < 6, "it is no time of the trial"

@@ -24,9 +24,12 @@ def fitted(case: Case, tried: Sequence[Candidate]) -> Calibration | None:
     """What the candidates that ran teach beyond the case's own calibration; None where none ran."""
     seen = [
         Observation(
-            case.given_to(candidate.layout), candidate.layout, candidate.seconds, candidate.row.mem_gib,
+            case.given_to(candidate.layout),
+            candidate.layout,
+            candidate.seconds,
+            candidate.row.mem_gib,
             candidate.row.date or "",
-        )  # fmt: skip
+        )
         for candidate in tried
         if candidate.row is not None and candidate.row.status == "ok"
     ]

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -23,7 +24,15 @@ from trimaran.bench.launch.slurm.allocations import Allocations
 from trimaran.bench.launch.slurm.dead_nodes import DeadNodes
 from trimaran.bench.launch.slurm.group_hosts import group_hosts, host_options, hosts_of, require_hosts_in_job
 from trimaran.bench.launch.slurm.node import LOST_AFTER_S
-from trimaran.bench.launch.slurm.queue import Job, largest_partition, nodes_of_job, submit, usable_nodes, when_there
+from trimaran.bench.launch.slurm.queue import (
+    ASK_EVERY_S,
+    Job,
+    largest_partition,
+    nodes_of_job,
+    submit,
+    usable_nodes,
+    when_there,
+)
 from trimaran.bench.launch.slurm.slurm_ranks import SlurmRanks, token
 from trimaran.files.catalogue import write_atomically
 from trimaran.nouns.cluster import Cluster
@@ -36,6 +45,8 @@ from trimaran.recipe.sweep_settings import SweepSettings
 
 _NODE_PROGRAM = Path(__file__).with_name("node.py")
 _MODULES = Path(__file__).with_name("modules.sh")
+# A node fetches and unpacks an image of tens of GB once. A user is told of what takes longer than one that is there.
+_IMAGE_WITHIN_S, _TOLD_AFTER_S = 3600.0, 10.0
 
 
 class SlurmLauncher:
@@ -126,12 +137,13 @@ class SlurmLauncher:
             step = step_of(launch, self._settings, nodes, self.job, self._dead_nodes.names(), hosts)
             job = Job(self.job)
             # where this job itself is ended there is nothing to run on again
-            return SlurmRanks(launch, job, step=step, give_back=self._give_back)
+            return self._begun(SlurmRanks(launch, job, step=step, give_back=self._give_back))
         if self._settings.submit == "job":
             return self._as_job(launch, nodes, hosts)
         job = self._allocated(launch, nodes, lifeline)
         step = step_of(launch, self._settings, nodes, job.number, hosts=hosts)
-        return SlurmRanks(launch, job, step=step, requeue=self._settings.requeue, give_back=self._give_back)
+        ranks = SlurmRanks(launch, job, step=step, requeue=self._settings.requeue, give_back=self._give_back)
+        return self._begun(ranks)
 
     def close(self) -> None:
         """Give nodes back and end what still runs on them."""
@@ -169,7 +181,23 @@ class SlurmLauncher:
             with contextlib.suppress(TrimaranError):
                 job.cancel()
             raise
-        return SlurmRanks(launch, job, step=None, requeue=self._settings.requeue, give_back=self._give_back)
+        ranks = SlurmRanks(launch, job, step=None, requeue=self._settings.requeue, give_back=self._give_back)
+        return self._begun(ranks)
+
+    def _begun(self, ranks: SlurmRanks) -> SlurmRanks:
+        """The ranks, once each is in its container: fetching an image takes minutes, which are none of a trial's."""
+        image, begin, told = self._settings.container_image, time.monotonic(), False
+        try:
+            while image and ranks.are_to_come() and (waited_s := time.monotonic() - begin) < _IMAGE_WITHIN_S:
+                if waited_s > _TOLD_AFTER_S and not told:
+                    told = True
+                    self._say(f"waiting for the nodes to have {image}")
+                self._closing.wait(ASK_EVERY_S)
+                self._require_open()
+        except BaseException:
+            ranks.kill()
+            raise
+        return ranks
 
     def _allocated(self, launch: Launch, nodes: int, lifeline: Path) -> Job:
         while (job := self._allocations_for(launch, nodes, lifeline).take(self._say, self._closing)) is None:

@@ -57,7 +57,11 @@ class SlurmRanks:
         if step is not None:
             with self._log("wb") as log:
                 self._srun = subprocess.Popen(
-                    step, env=step_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    step,
+                    env=step_environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
                     start_new_session=True,
                 )
 
@@ -143,6 +147,13 @@ class SlurmRanks:
         """SIGUSR1 to all ranks."""
         self._signal("USR1")
         self.find_lost()
+
+    def are_to_come(self) -> bool:
+        """Whether a rank is not on its node yet and may still come: none has ended, nor was refused a container."""
+        self._read_codes()
+        on_nodes = all(node_file(self._launch.out_dir, rank).exists() for rank in range(self._launch.ranks))
+        ended = self._has_ended() or any(code is not None for code in self._codes)
+        return not (on_nodes or ended or _NO_CONTAINER.search(self._log_text()))
 
     def ask_to_leave(self) -> None:
         """SIGTERM to all ranks, which is then not of Slurm's doing."""
