@@ -14,6 +14,7 @@ from trimaran.nouns.noun import TrimaranError
 from trimaran.recipe.published import PublishedTable
 from trimaran.recipe.recipe import Recipe
 from trimaran.report.published_answers import records
+from trimaran.study.published import small_tables
 from trimaran.study.published.scale import (
     MOST_LAYERS,
     MOST_MBS,
@@ -24,6 +25,7 @@ from trimaran.study.published.scale import (
     small_rows,
 )
 from trimaran.study.published.small_tables import measure_small, published_rows
+from trimaran.study.stated import unprobed_machine
 from trimaran.study.workspace import Workspace
 
 RECIPES = ("fugaku-gpt-1b3", "fugaku-gpt-30b", "bigscience-1b3-v100", "gpt3-xl-p3", "bloom-176b")
@@ -114,3 +116,22 @@ def test_a_rate_without_a_delay_is_shown_of_a_published_row() -> None:
         small, published=small.published.model_copy(update={"network_delay_ms": 1.0, "network_gbps": None})
     )
     assert [each["network"] for each in records([(small, None), (delayed, None)])] == ["25 Gbps", "1 ms"]
+
+
+def test_small_trials_share_what_their_ranks_are_forked_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each trial had a launcher of its own, which imported PyTorch anew."""
+    launchers: list[object] = []
+
+    def sweep(*about: object, launcher: object, **options: object) -> list[None]:
+        launchers.append(launcher)
+        return [None]
+
+    monkeypatch.setattr(small_tables, "run_sweep", sweep)
+    monkeypatch.setattr(Workspace, "cluster", lambda self, asked: unprobed_machine(asked))
+    monkeypatch.setattr(Workspace, "data", lambda self, asked: tmp_path)
+    measure_small(
+        recipe("fugaku-gpt-1b3"), ["data-parallel"], Workspace(tmp_path), show=lambda trials: nullcontext(print),
+        say=print,
+    )  # fmt: skip
+    assert len(launchers) > 1 and None not in launchers
+    assert len({id(launcher) for launcher in launchers}) == 1
