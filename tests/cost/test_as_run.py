@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from table_text import table_text
 from trimaran.cost.fit.fit_rows import fit_rows
 from trimaran.cost.table.predict_table import PredictedRow, predict_table
 from trimaran.files.catalogue import load_device, load_stack
 from trimaran.files.row_nouns import Nouns, nouns_of
-from trimaran.files.row_table import format_table, parse_table
+from trimaran.files.row_table import parse_table
 from trimaran.nouns.measurement import Measurement
 
 H100, HBM2E = load_device("h100-sxm"), load_device("h100-sxm-hbm2e")
@@ -29,7 +30,7 @@ def nouns(**cells: object) -> Nouns:
 
 
 def answer(**cells: object) -> PredictedRow:
-    (answered,) = predict_table(parse_table(format_table([row(**cells)]), "edited"))
+    (answered,) = predict_table(parse_table(table_text([row(**cells)]), "edited"))
     return answered
 
 
@@ -73,7 +74,7 @@ def test_the_words_of_a_rows_notes_name_its_software(cells: dict[str, object], s
     ],
 )  # fmt: skip
 def test_a_schedule_may_be_called_as_others_call_it(cell: str, schedule: str) -> None:
-    text = format_table([row(pp=2, dp=4, vpp=2)]).replace(",none,", f",{cell},", 1)
+    text = table_text([row(pp=2, dp=4, vpp=2)]).replace(",none,", f",{cell},", 1)
     (read,) = parse_table(text, "edited").measurements
     assert read.schedule == schedule
 

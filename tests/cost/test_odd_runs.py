@@ -11,13 +11,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from table_text import table_text
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate, time_many
 from trimaran.cost.fit.fit_rows import fit_rows
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.table.predict_table import PredictedRow, predict_table, score_groups
 from trimaran.files.catalogue import catalogue_names, load_cluster, load_model, load_stack
-from trimaran.files.row_table import format_table, packaged_table, packaged_tables, parse_table
+from trimaran.files.row_table import packaged_table, packaged_tables, parse_table
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import odd_but_possible
@@ -34,7 +35,7 @@ SMALL = Model(layers=12, hidden=768, heads=12, vocab=50257, max_positions=1024)
 def answer(**cells: object) -> PredictedRow:
     """The answer to a row of document 004 with some cells changed."""
     row = BLOOM.model_copy(update={"devices": None, "nodes": None, "comparable_group": None} | cells)
-    (answered,) = predict_table(parse_table(format_table([row]), "edited"))
+    (answered,) = predict_table(parse_table(table_text([row]), "edited"))
     return answered
 
 
@@ -87,8 +88,8 @@ def test_an_ordinary_run_has_no_note() -> None:
 
 def test_a_row_that_states_no_micro_batch_is_answered_for_one_sequence_and_neither_scored_nor_learned_from() -> None:
     alike = [BLOOM, BLOOM.model_copy(update={"mbs": 1})]
-    table = parse_table(format_table(alike), "t")
-    lines, text = list(csv.DictReader(io.StringIO(format_table(alike)))), io.StringIO()
+    table = parse_table(table_text(alike), "t")
+    lines, text = list(csv.DictReader(io.StringIO(table_text(alike)))), io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(lines[0]))
     writer.writeheader()
     writer.writerows([lines[0], lines[1] | {"mbs": ""}])
@@ -109,7 +110,7 @@ def test_rows_are_repeats_of_one_run_where_they_ask_the_same_in_other_words(
     differs: dict[str, object], runs: int
 ) -> None:
     rows = [BLOOM, BLOOM.model_copy(update={**differs, "sec_per_it": 100.0})]
-    total = score_groups(predict_table(parse_table(format_table(rows), "t")))[-1]
+    total = score_groups(predict_table(parse_table(table_text(rows), "t")))[-1]
     assert total.time is not None and total.time.rows == runs
 
 
@@ -123,7 +124,7 @@ def test_torchtitans_own_pipelines_run_as_many_micro_batches_as_stages_and_two_c
             "seq_len": 8192, "vocab": 128256, "mbs": 4,
         }
     )  # fmt: skip
-    (line,) = csv.DictReader(io.StringIO(format_table([row])))
+    (line,) = csv.DictReader(io.StringIO(table_text([row])))
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(line))
     writer.writeheader()
@@ -155,7 +156,7 @@ def test_a_fit_uses_odd_rows_and_says_which() -> None:
 def test_processes_that_share_a_node_of_one_cpu_are_slower_than_nodes_of_their_own() -> None:
     alone = next(m for m in packaged_table("fugaku_124m").measurements if m.devices == 4 and m.dp == 4)
     shared = alone.model_copy(update={"nodes": 1, "devices_per_node": 4, "devices": 1})
-    table = parse_table(format_table([alone, shared]), "edited")
+    table = parse_table(table_text([alone, shared]), "edited")
     one, other = (row.estimate for row in predict_table(table))
     assert one and other and other.sec_per_it > 2 * one.sec_per_it
 

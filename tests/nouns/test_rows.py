@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from table_text import table_text
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate_each
 from trimaran.cost.estimates import Estimate
@@ -21,7 +22,6 @@ from trimaran.files.catalogue import load_cluster
 from trimaran.files.row_nouns import nouns_of
 from trimaran.files.row_table import (
     Table,
-    format_table,
     misspelt_columns,
     packaged_table,
     packaged_tables,
@@ -71,7 +71,7 @@ def test_an_unknown_word_gets_the_known_ones(column: str) -> None:
 
 
 def test_a_shifted_row_is_noticed() -> None:
-    text = format_table(SEEDS.measurements[:2])
+    text = table_text(SEEDS.measurements[:2])
     lines = text.splitlines()
     shifted = "\n".join([lines[0], "extra," + lines[1], lines[2]])
     table = parse_table(shifted, "shifted")
@@ -126,7 +126,7 @@ def test_clock_and_network_of_a_row_shape_its_cluster() -> None:
 
 
 def test_measurements_written_read_back() -> None:
-    again = parse_table(format_table(SEEDS.measurements), "again")
+    again = parse_table(table_text(SEEDS.measurements), "again")
     assert again.measurements == SEEDS.measurements
 
 
@@ -191,7 +191,7 @@ def test_columns_of_a_model_override_it(cells: dict[str, object], expected: dict
     model = nouns.workload.model
     assert {name: getattr(model, name) for name in expected} == expected
     assert any("'ours' is not in the catalogue" in note for note in nouns.notes) == (cells.get("model") == "ours")
-    again = parse_table(format_table([row.measurement]), "again").measurements
+    again = parse_table(table_text([row.measurement]), "again").measurements
     assert again == [row.measurement]
 
 
@@ -240,7 +240,7 @@ def test_a_table_is_read_whatever_ends_its_lines_and_with_blank_ones_first(
     before: str, ends: str, tmp_path: Path
 ) -> None:
     rows = [row for row in SEEDS.measurements if row.sec_per_it][:3]
-    text = before.format(end=ends) + format_table(rows).replace("\n", ends)
+    text = before.format(end=ends) + table_text(rows).replace("\n", ends)
     (tmp_path / "t.csv").write_bytes(text.encode())
     table = read_table(tmp_path / "t.csv")
     assert [row.number for row in table.rows] == [1, 2, 3]
@@ -250,7 +250,7 @@ def test_a_table_is_read_whatever_ends_its_lines_and_with_blank_ones_first(
 
 def test_a_table_of_another_encoding_is_refused_by_an_import_as_by_a_prediction(tmp_path: Path) -> None:
     row = SEEDS.measurements[0].model_copy(update={"notes": "mesur\u00e9"})
-    (tmp_path / "t.csv").write_bytes(format_table([row]).encode("latin-1"))
+    (tmp_path / "t.csv").write_bytes(table_text([row]).encode("latin-1"))
     for read in (read_table, lambda path: import_file(path, Asked())):
         with pytest.raises(TrimaranError, match=r"t\.csv is not UTF-8 text"):
             read(tmp_path / "t.csv")
@@ -260,7 +260,7 @@ def test_rows_that_ask_the_same_are_predicted_once_whatever_was_measured() -> No
     row = next(m for m in SEEDS.measurements if m.cluster == "jean-zay-a100-80gb" and m.sec_per_it and m.tflops)
     again = row.model_copy(update={"sec_per_it": 1.0, "mem_gib": 2.0, "source": "another", "status": "oom"})
     other = row.model_copy(update={"gbs": 4 * row.gbs})
-    first, second, third = predict_table(parse_table(format_table([row, again, other]), "t"))
+    first, second, third = predict_table(parse_table(table_text([row, again, other]), "t"))
     assert first.estimate is not None and first.estimate is second.estimate
     assert first.cells() == second.cells() != third.cells()
     assert [answer.seconds for answer in (first, second)] == [row.sec_per_it, 1.0]
@@ -276,14 +276,14 @@ def test_rows_that_differ_in_layout_and_batch_are_predicted_together(monkeypatch
         return estimate_each(case, grid, simulate=simulate)
 
     monkeypatch.setattr("trimaran.cost.table.row_answers.estimate_each", counted)
-    assert all(answer.estimate for answer in predict_table(parse_table(format_table(rows), "t")))
+    assert all(answer.estimate for answer in predict_table(parse_table(table_text(rows), "t")))
     assert sizes == [32]
 
 
 @pytest.mark.proof
 def test_rows_of_one_cluster_hold_one_copy_of_it_while_they_are_predicted() -> None:
     row = next(m for m in SEEDS.measurements if m.cluster == "jean-zay-a100-80gb" and m.sec_per_it and m.pp == 12)
-    table = parse_table(format_table([row.model_copy(update={"gbs": row.gbs * n}) for n in range(1, 1001)]), "t")
+    table = parse_table(table_text([row.model_copy(update={"gbs": row.gbs * n}) for n in range(1, 1001)]), "t")
     predict_table(table)
     tracemalloc.start()
     answers = predict_table(table)
@@ -302,14 +302,14 @@ def test_a_row_has_the_prediction_in_a_table_that_it_has_alone() -> None:
 
 def test_a_row_that_cannot_be_answered_is_refused_as_often_as_it_is_asked() -> None:
     row = SEEDS.measurements[0].model_copy(update={"tp": 7, "dp": None, "devices": None})
-    first, second = predict_table(parse_table(format_table([row, row]), "t"))
+    first, second = predict_table(parse_table(table_text([row, row]), "t"))
     assert first.error and first.error == second.error
 
 
 def test_what_scores_take_grows_with_the_rows_and_not_with_their_pairs() -> None:
     row = next(m for m in SEEDS.measurements if m.cluster == "jean-zay-a100-80gb" and m.sec_per_it and m.mem_gib)
     rows = [row.model_copy(update={"mem_gib": 20.0 + number % 7}) for number in range(3000)]
-    answers = predict_table(parse_table(format_table(rows), "t"))
+    answers = predict_table(parse_table(table_text(rows), "t"))
     tracemalloc.start()
     score_groups(answers)
     most = tracemalloc.get_traced_memory()[1]

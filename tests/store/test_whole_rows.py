@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from store_rows import LAYOUT, LLAMA, WORKLOAD
+from table_text import table_text
 from trimaran.bench.trial.trial import Trial
 from trimaran.cli.app import app
 from trimaran.cost.fit.fit_rows import observation
 from trimaran.cost.table.predict_table import predict_table
 from trimaran.files.catalogue import catalogue_names, dump_toml, load_model
 from trimaran.files.row_nouns import measured_workload, nouns_of, run_cells
-from trimaran.files.row_table import format_table, parse_table, read_table
+from trimaran.files.row_table import parse_table, read_table
 from trimaran.layout.layout import Layout
 from trimaran.nouns.attention import RotaryScaling
 from trimaran.nouns.measurement import Measurement
@@ -49,7 +50,7 @@ def stored(row: Measurement, path: Path) -> Measurement:
 
 def tabled(row: Measurement) -> Measurement:
     """The row as a table gives it back."""
-    (read,) = parse_table(format_table([row]), "table").rows
+    (read,) = parse_table(table_text([row]), "table").rows
     assert read.measurement is not None, read.error
     return read.measurement
 
@@ -79,7 +80,7 @@ def test_a_fit_to_a_store_is_to_the_run_that_was_measured(row: Measurement, tmp_
 def test_a_prediction_of_an_exported_row_is_of_its_whole_layout(row: Measurement, tmp_path: Path) -> None:
     kept = row.model_copy(update={"cluster": str(tmp_path / "here.toml")})
     plain = {"layout_label": "dp2,tp2,pp2,mbs1,recompute-full,bf16"}
-    (whole, other) = predict_table(parse_table(format_table([kept, kept.model_copy(update=plain)]), "two"))
+    (whole, other) = predict_table(parse_table(table_text([kept, kept.model_copy(update=plain)]), "two"))
     assert whole.estimate is not None and other.estimate is not None, (whole.error, other.error)
     assert whole.estimate.sec_per_it != other.estimate.sec_per_it
 
@@ -285,7 +286,7 @@ def test_a_third_optimizer_is_refused_in_every_way_in(row: Measurement, tmp_path
         assert all(word in said for word in ("optimizer", "lion", "adam", "sgd")), said
 
     text = io.StringIO()
-    cells = next(csv.DictReader(io.StringIO(format_table([row])))) | {"optimizer": "lion"}
+    cells = next(csv.DictReader(io.StringIO(table_text([row])))) | {"optimizer": "lion"}
     writer = csv.DictWriter(text, fieldnames=list(cells))
     writer.writeheader()
     writer.writerow(cells)

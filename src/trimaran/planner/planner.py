@@ -17,7 +17,7 @@ from trimaran.layout.choices import APART, COUNTS
 from trimaran.layout.layout import Layout
 from trimaran.layout.rules import RULES, Violation, violations
 from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.noun import TrimaranError
+from trimaran.nouns.noun import LARGEST, TrimaranError
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.text import counted, figure
 from trimaran.nouns.workload import Workload
@@ -130,13 +130,14 @@ def _faster_offloaded(case: Case, settings: PlanSettings, found: Plan) -> list[s
 def _best_entry(case: Case, settings: PlanSettings, within: float = math.inf) -> Entry | None:
     """The best that the settings allow, by simulation as a plan ranks all.
 
-    Of those whose value is `within` by the closed form, which ranks first; None where there is none.
+    Of those whose value is `within` by the closed form, which ranks first; None where there is none, or where the
+    cluster's figures make of it what no number of seconds is.
     """
     search = search_of(case, settings.model_copy(update={"top": 1}), SIMULATED, within)
     ranking = search.search()
     if len(ranking.value):
         search.simulate(ranking)
-    return _entries(ranking, search, 1)[0] if len(ranking.value) else None
+    return _entries(ranking, search, 1)[0] if (ranking.value[:1] < LARGEST).any() else None
 
 
 def _sequence_s(entry: Entry) -> float:

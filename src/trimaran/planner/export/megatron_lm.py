@@ -283,7 +283,7 @@ def _refuse(layout: Layout, workload: Workload, stack: Stack, version: str) -> N
                 "rotary scaling but with low_freq_factor 1, high_freq_factor 4 and original_max_positions 8192",
             ),
             (model.rotary_theta % 1 > 0, f"a rotary base that is no whole number, {model.rotary_theta}"),
-            (model.positions not in POSITIONS, f"{model.positions} positions"),
+            (model.positions not in POSITIONS, f"model.positions {model.positions}"),
             (model.embedding_norm, "a norm after the embedding"),
             (model.head != "vocabulary", f"a {model.head} head"),
         ),
