@@ -10,6 +10,7 @@ from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.memory.stage import rank_layer_parameters
+from trimaran.cost.stage_work import micro_batch
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
@@ -181,3 +182,23 @@ def test_a_parameter_server_takes_in_the_gradients_of_experts_too() -> None:
 
     assert traffic_s(wide, "dp16,ep8") > 1.5 * traffic_s(model, "dp16,ep8")
     assert traffic_s(wide, "dp16,ep16") < 1.4 * traffic_s(model, "dp16,ep16")  # shared experts alone
+
+
+@pytest.mark.parametrize(("text", "sharers"), [("dp64,mbs1,fsdp,ep8", 8), ("dp64,mbs1,fsdp,ep1", 64)])
+def test_a_rank_adds_up_its_part_of_experts_gradients_as_their_own_replicas_share_them_out(
+    text: str, sharers: int
+) -> None:
+    """Of 64 ranks that deal experts out among 8, 8 share out the gradients of each; 64 those of all else."""
+    backward = []
+    for micro_batches in (1, 2):
+        workload = Workload(model=QWEN, seq_len=4096, global_batch=64 * micro_batches)
+        case = Case.of(workload, H100, load_stack("torchtitan"))
+        grid = LayoutGrid.from_layouts([parse_layout(f"{text},bf16")], workload, case.stack)
+        backward.append(micro_batch(case, grid).layer.backward[0])
+    others = rank_layer_parameters(QWEN, grid, "experts")[0] / 64
+    experts = QWEN.expert_parameters / grid.ep[0] / sharers
+    # a new gradient in 16 bit is read, its sum in fp32 read and written
+    stream = H100.device.mem_bandwidth_gb_s * 1e9 * case.calibration.memory
+    assert backward[1] - backward[0] == pytest.approx((others + experts) * (2 + 2 * 4) / stream, rel=1e-6)
+
+

@@ -18,7 +18,7 @@ from trimaran.cost.meetings import slowest_factor, waiting_factor
 from trimaran.cost.network import Group, Network, group
 from trimaran.cost.pipeline.closed_form import slowest_rank
 from trimaran.cost.pipeline.stage_times import StageTimes
-from trimaran.cost.states import GRADIENTS, gradient_bytes, shards
+from trimaran.cost.states import GRADIENTS, expert_shards, gradient_bytes, shards
 from trimaran.nouns.hardware.link import Link
 from trimaran.operators.counts import head_in_layers
 
@@ -126,7 +126,8 @@ def _layouts_alike(case: Case, grid: LayoutGrid) -> tuple[Ints, Ints]:
     sit += [grid.stage_places(np.minimum(grid.devices, cluster.devices_per_node))] if case.model.experts else []
     most = max(cluster.devices_per_node, cluster.devices_per_machine)
     working = (np.minimum(grid.devices, most), _slots(case, grid).view(np.int64))
-    gradients = (grid.micro_batches > 1, gradient_bytes(grid, case.stack), shards(grid, GRADIENTS))
+    gradients = [grid.micro_batches > 1, gradient_bytes(grid, case.stack), shards(grid, GRADIENTS)]
+    gradients += [expert_shards(grid, GRADIENTS)] if case.model.experts else []
     return distinct([np.asarray(key).astype(np.int64, copy=False) for key in (*chosen, *sit, *working, *gradients)])
 
 

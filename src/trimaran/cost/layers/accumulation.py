@@ -7,11 +7,11 @@ import numpy as np
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Bools, Floats, LayoutGrid
 from trimaran.cost.kernels import Rates
-from trimaran.cost.states import GRADIENTS, element_bytes, gradient_bytes, shards
+from trimaran.cost.states import element_bytes, gradient_bytes
 
 
-def accumulation_time(case: Case, grid: LayoutGrid, parameters: Floats | float, rate: Rates, made: Floats) -> Floats:
-    """Seconds of adding one micro-batch's gradients of `parameters` weights to the sum of those before.
+def accumulation_time(case: Case, grid: LayoutGrid, added: Floats, rate: Rates, made: Floats) -> Floats:
+    """Seconds of adding one micro-batch's gradients to the sum of those before, so many as are `added` on a rank.
 
     The new gradients are read, the sum is read and written: however small the micro-batch, all weights are
     passed over once more. Where gradients are sharded after each micro-batch, a rank adds its own part. Where the
@@ -19,8 +19,7 @@ def accumulation_time(case: Case, grid: LayoutGrid, parameters: Floats | float, 
     than the seconds for which they are `made`.
     """
     kept, element, fused = gradient_bytes(grid, case.stack), element_bytes(grid), is_fused(case, grid)
-    moved = parameters / shards(grid, GRADIENTS) * (2.0 * kept + np.where(fused, 0.0, element))
-    seconds = rate.streamed(moved)
+    seconds = rate.streamed(added * (2.0 * kept + np.where(fused, 0.0, element)))
     shown = np.where(fused, np.maximum(seconds - made, 0.0), seconds)
     return np.asarray(np.where(grid.micro_batches > 1, shown, 0.0))
 

@@ -18,6 +18,7 @@ from trimaran.cost.layers.tensor_sums import TensorSums
 from trimaran.cost.measured_parts import MeasuredParts
 from trimaran.cost.memory.stage import rank_expert_parameters, rank_layer_parameters
 from trimaran.cost.shapes import distinct_shapes, part_of, shares_sequences
+from trimaran.cost.states import GRADIENTS, expert_shards, shards
 from trimaran.nouns.model import LayerKind
 from trimaran.operators.ends import embedding_operator, head_operator
 from trimaran.operators.further_token import joining_operators
@@ -170,10 +171,12 @@ def _accumulation(case: Case, grid: LayoutGrid, shapes: Shapes, rate: Rates, kin
     none = np.zeros(len(grid))
     fused = case.stack.fused_accumulation != "never"
     made = shapes.weight_gradients(kind, experts=False) if fused else none
-    seconds = accumulation_time(case, grid, rank_layer_parameters(case.model, grid, kind), rate, made)
+    added = rank_layer_parameters(case.model, grid, kind) / shards(grid, GRADIENTS)
+    seconds = accumulation_time(case, grid, added, rate, made)
     if kind == "experts":
         made = shapes.weight_gradients(kind, experts=True) if fused else none
-        seconds = seconds + accumulation_time(case, grid, rank_expert_parameters(case.model, grid), rate, made)
+        added = rank_expert_parameters(case.model, grid) / expert_shards(grid, GRADIENTS)
+        seconds = seconds + accumulation_time(case, grid, added, rate, made)
     return seconds
 
 
