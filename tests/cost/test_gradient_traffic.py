@@ -6,10 +6,11 @@ import pytest
 
 from trimaran.api import workload_of
 from trimaran.cost.case import Case
+from trimaran.cost.effects.effect import IterationCost
 from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.grid import LayoutGrid
-from trimaran.cost.memory.stage import rank_layer_parameters
+from trimaran.cost.memory.stage import end_shapes, expert_parameters, parameters, rank_layer_parameters
 from trimaran.cost.stage_work import micro_batch
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.layout.notation import parse_layout
@@ -202,3 +203,18 @@ def test_a_rank_adds_up_its_part_of_experts_gradients_as_their_own_replicas_shar
     assert backward[1] - backward[0] == pytest.approx((others + experts) * (2 + 2 * 4) / stream, rel=1e-6)
 
 
+
+
+def test_what_replicas_sum_is_of_one_rank_dense_and_of_experts() -> None:
+    """DeepSeek-V3's first stage of 16 holds most: its embedding and three dense layers, and experts of one layer."""
+    model = load_model("deepseek-v3").model_copy(update={"mtp_depth": 0})
+    stack = load_stack("megatron-core")
+    workload = Workload(model=model, seq_len=4096, global_batch=1024)
+    text = "dp64,tp1,pp16,ep64,etp1,mbs1,zero1,bf16"
+    grid = LayoutGrid.from_layouts([parse_layout(text)], workload, stack)
+    iteration = IterationCost(Case.of(workload, H100, stack), grid)
+    first, between, _ = end_shapes(model, grid)
+    held, experts = iteration.parameters[0], iteration.expert_parameters
+    assert experts is not None
+    assert held == parameters(model, stack, grid, first)[0]
+    assert experts[0] == expert_parameters(model, grid, first)[0] < expert_parameters(model, grid, between)[0]

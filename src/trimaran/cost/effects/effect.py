@@ -10,7 +10,7 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Floats, LayoutGrid
-from trimaran.cost.memory.stage import fullest_experts, fullest_parameters
+from trimaran.cost.memory.stage import fullest_parameters
 from trimaran.cost.network import Group, Network, group, group_along
 from trimaran.cost.pipeline.closed_form import PipelineTime, pipeline_time
 from trimaran.cost.stage_work import StageWork, stage_work
@@ -41,13 +41,16 @@ class IterationCost:
     @cached_property
     def parameters(self) -> Floats:
         """Parameters on the rank that has most of them, before ZeRO shards them."""
-        return fullest_parameters(self.case.model, self.case.stack, self.grid)
+        return self._fullest[0]
 
     @cached_property
     def expert_parameters(self) -> Floats | None:
-        """Those of routed experts on the rank that has most of them; None where the model has none."""
-        model = self.case.model
-        return fullest_experts(model, self.grid) if model.experts else None
+        """Those of them that are routed experts'; None where the model has none."""
+        return self._fullest[1]
+
+    @cached_property
+    def _fullest(self) -> tuple[Floats, Floats | None]:
+        return fullest_parameters(self.case.model, self.case.stack, self.grid)
 
     @cached_property
     def network(self) -> Network:

@@ -247,13 +247,12 @@ def expert_parameters(model: Model, grid: LayoutGrid, shape: StageShape) -> Floa
     return (shape.layers - shape.dense) * rank_expert_parameters(model, grid)
 
 
-def fullest_parameters(model: Model, stack: Stack, grid: LayoutGrid) -> Floats:
-    """Parameters on the rank that has most of them."""
-    first, middle, last = (parameters(model, stack, grid, shape) for shape in end_shapes(model, grid))
-    return np.maximum(np.maximum(first, middle), last)
-
-
-def fullest_experts(model: Model, grid: LayoutGrid) -> Floats:
-    """Parameters of routed experts on the rank that has most of them."""
-    first, middle, last = (expert_parameters(model, grid, shape) for shape in end_shapes(model, grid))
-    return np.maximum(np.maximum(first, middle), last)
+def fullest_parameters(model: Model, stack: Stack, grid: LayoutGrid) -> tuple[Floats, Floats | None]:
+    """Parameters on the rank that has most of them, and those of them that are routed experts'; None: it has none."""
+    shapes = end_shapes(model, grid)
+    each = [parameters(model, stack, grid, shape) for shape in shapes]
+    if not model.experts:
+        return np.maximum(np.maximum(each[0], each[1]), each[2]), None
+    fullest = np.argmax(each, axis=0)
+    experts = [expert_parameters(model, grid, shape) for shape in shapes]
+    return np.choose(fullest, each), np.choose(fullest, experts)
