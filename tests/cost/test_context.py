@@ -178,3 +178,16 @@ def test_stacks_that_repeat_keys_and_values_send_all_heads() -> None:
     assert sizes["torchtitan"] == tokens * 2 * 4096 * 2
     # queries and the result, and each of 8 heads of keys and values to 4 of 32 ranks
     assert sizes["deepspeed"] == tokens * (2 * 4096 + 2 * 1024 * 4) * 2
+
+
+@pytest.mark.parametrize(("stack", "exchanges"), [("megatron-core", 4), ("trimaran", 2)])
+def test_heads_are_dealt_out_by_one_exchange_for_each_tensor_unless_they_are_turned_at_once(
+    stack: str, exchanges: int
+) -> None:
+    """Queries, keys, values and the result, each way of 8 micro-batches: what begins slowly begins that often."""
+    case = case_of(stack, seq=8192, gbs=8)
+    slow = case.calibration.model_copy(update={"collective_us": case.calibration.collective_us + 1e4})
+    fast_s, slow_s = (
+        estimate(each, layout("dp1,tp1,cp8,mbs1,cp-ulysses")).time.cp for each in (case, case.calibrated(slow))
+    )
+    assert slow_s - fast_s == pytest.approx(8 * 2 * exchanges * 1e-2 * case.model.layers, rel=0.02)

@@ -368,9 +368,8 @@ class Stack(Noun):
     packs_context: bool = Field(
         default=False, description="a ring, or gathered keys and values, work with copies of a rank's own alone"
     )
-    gathers_for_steps: bool = Field(
-        default=False, description="gathered keys and values are attended to in steps, as those of a ring are"
-    )
+    gathers_for_steps: bool = Field(default=False, description="gathered keys and values are attended to in steps")
+    turns_jointly: bool = Field(default=False, description="Ulysses turns queries, keys and values in one exchange")
     context_repeats_kv: bool = Field(
         default=False, description="Ulysses repeats keys and values where it has more ranks than these have heads"
     )

@@ -7,10 +7,12 @@ Ulysses, arXiv 2309.14509.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from trimaran.operators.casts import Number
-from trimaran.operators.operator import Collective, Part
+from trimaran.operators.operator import PHASES, Collective, Part
 
 # Passes over a step's result that add it to those before, and the mean share of a rank's tokens that a step is about:
 # all of them or, of keys that the early block does not meet, half (Transformer Engine 2.9, pytorch/attention/
@@ -37,20 +39,23 @@ def exchanged(part: Part) -> tuple[Collective, ...]:
     """Keys and values passed on round a ring or gathered, or queries, keys, values and the result turned.
 
     A ring's backward passes the gradients of keys and values on beside them; gathered ones are gathered again, and
-    their gradients reduced and scattered.
+    their gradients reduced and scattered. Queries, keys and values are turned one by one, unless the stack does so with
+    all of them at once (`turns_jointly`).
     """
     context = part.context
     if context is None:
         return ()
     keys_values = keys_values_bytes(part)
-    turned = (queries_bytes(part) + result_bytes(part) + keys_values * _repeats(part)) * context.heads
+    gathered = Collective("all_gather", "cp", "forward", keys_values * context.gathers)
+    queries, repeated = queries_bytes(part), keys_values * _repeats(part)
+    read = (queries + repeated,) if part.stack.turns_jointly else (queries, 0.5 * repeated, 0.5 * repeated)
+    turned = [size * context.heads for size in (*read, result_bytes(part))]
     return (
         Collective("ring", "cp", "forward", keys_values * context.ring),
         Collective("ring", "cp", "backward", 2.0 * keys_values * context.ring),
-        Collective("all_gather", "cp", "forward", keys_values * context.gathers),
-        Collective("all_gather", "cp", "backward", 2.0 * keys_values * context.gathers),
-        Collective("all_to_all", "cp", "forward", turned),
-        Collective("all_to_all", "cp", "backward", turned),
+        gathered,
+        *(replace(gathered, phase="backward") for _ in ("gather", "scatter")),
+        *(Collective("all_to_all", "cp", phase, size) for phase in PHASES for size in turned),
     )
 
 
