@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from trimaran.cost.calibration import Calibration
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.grid import LayoutGrid
-from trimaran.cost.network import expert_group, group_along
+from trimaran.cost.network import Network, expert_group, group, group_along
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.layout.axes import EXPERT_AXES, PLACEMENTS
 from trimaran.layout.layout import Layout
@@ -73,3 +75,15 @@ def test_replicas_that_nodes_cut_are_told_as_where_they_stand() -> None:
     plain, placed = (estimate(case, parse_layout(text + more)) for more in ("", ",on0-5"))
     assert plain.time.dp >= placed.time.dp
     assert plain.sec_per_it == pytest.approx(placed.sec_per_it, rel=0.2)
+
+
+def test_a_ring_of_lone_ranks_of_nodes_passes_one_border_less_than_it_has() -> None:
+    """From each of two nodes of one device a gather's bytes go to the other; of a ring of three they go twice."""
+    cluster = load_cluster("aws-p3-2xlarge")
+    network = Network(cluster, Calibration())
+    ranks = np.array([2, 3])
+    seconds = network.all_gather(np.zeros(2), group(ranks, np.ones(2, np.int64), ranks, cluster))
+    hops = (seconds - Calibration().collective_us * 1e-6) / (cluster.inter.latency_us * 1e-6)
+    assert hops.tolist() == pytest.approx([1.0, 2.0])
+
+

@@ -166,7 +166,7 @@ class Network:
     def _hops(self, passes: float, where: Group) -> Floats:
         """Seconds in which the first byte passes through all ranks.
 
-        A ring passes each rank once for every pass, each node's border once; an all-reduce may take a tree, up and
+        A ring passes n - 1 links for every pass, each node's border among them; an all-reduce may take a tree, up and
         down, whose depth is a node's ranks and the logarithm of the nodes (NVIDIA/nccl 2.23, src/graph/tuning.cc,
         ncclTopoTuneModel). MPI on CPUs goes up and down a tree of ranks.
         """
@@ -175,8 +175,8 @@ class Network:
         if self.cluster.device.kind != "gpu":
             levels = np.ceil(np.log2(np.maximum(n, 2.0)))
             return np.asarray(2.0 * levels * np.where(where.crosses, across, inside))
-        borders = np.where(where.crosses, nodes, 0.0)
-        ring = passes * ((n - 1.0 - np.minimum(borders, n - 1.0)) * inside + borders * across)
+        borders = np.where(where.crosses, np.minimum(nodes, n - 1.0), 0.0)
+        ring = passes * ((n - 1.0 - borders) * inside + borders * across)
         if passes != ALL_REDUCE:
             return np.asarray(ring)
         tree = passes * ((where.inside - 1.0) * inside + np.ceil(np.log2(nodes)) * across)
