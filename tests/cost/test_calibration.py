@@ -393,3 +393,14 @@ def test_a_fit_that_has_no_row_of_its_cluster_says_which_the_rows_name(tmp_path:
         CliRunner().invoke(app, [*fit, "--cluster", "dgx-h200"], catch_exceptions=False)
     with pytest.raises(TrimaranError, match=r"'our-rack' is not in the catalogue: give its file, .* by --cluster"):
         CliRunner().invoke(app, fit, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("labels", [LABELS[:2], LABELS])
+def test_what_a_start_knows_of_a_day_is_learned_once_and_stays(labels: list[str]) -> None:
+    start = START.model_copy(update={"days": {"1": 1.2, "2": 0.9}})
+    learnt, _ = learn(measured(start.on_day("1"), labels, day="1"), start)
+    assert learnt.on_day("1").time_scale == pytest.approx(start.on_day("1").time_scale, rel=0.01)
+    assert learnt.days == start.days
+    rows = [*measured(start.on_day("1"), labels[:1], day="1"), *measured(START, labels[1:], day="3")]
+    learnt, _ = learn(rows, start)
+    assert {"1", "2"} <= set(learnt.days) and learnt.days["2"] == 0.9

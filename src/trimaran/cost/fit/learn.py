@@ -188,6 +188,7 @@ def _learn(
     fitted = stated != Calibration.model_fields[quantity.error].default
     at = Places(tuple(runs)).at
     alike, days = likeness(at, at) if quantity.alike else np.eye(len(runs)), problem.days
+    problem = _beyond_days(problem, start)
     whole = replace(problem, base=start, widths=quantity.widths[problem.on_cpu], days=np.zeros_like(days))
     error = stated if fitted else quantity.usual_error
     together = days[:, None] == days[None, :]
@@ -202,7 +203,7 @@ def _learn(
     after = {quantity.scale: before[quantity.scale] * float(np.exp(taught.scale)), **whole.values(taught.moves)}
     update: dict[str, object] = dict(after)
     if rows.days_differ:
-        update["days"] = {
+        update["days"] = start.days | {
             name: start.days.get(name, 1.0) * float(np.exp(taught.day[days == day][0]))
             for day, name in enumerate(problem.day_names)
             if name
@@ -212,6 +213,14 @@ def _learn(
         taught.similar,
         _told(quantity, whole, taught, before, after, float(np.abs(alike @ taught.similar).max())),
     )
+
+
+def _beyond_days(problem: Problem, start: Calibration) -> Problem:
+    """The problem with what the start knows of the rows' days taken off what was measured."""
+    if not start.days or not problem.day_names:
+        return problem
+    known = np.log([start.days.get(name, 1.0) for name in problem.day_names])
+    return replace(problem, measured=problem.measured - known[problem.days])
 
 
 def _told(
