@@ -157,3 +157,13 @@ def test_a_stack_that_has_modules_has_them_in_any_company() -> None:
     assert core.can_recompute("layernorm+mlp") and core.can_recompute("moe") and core.can_recompute("full")
     assert not core.can_recompute("core_attn") and not core.can_recompute("layernorm+shared_experts")
     assert all(load_stack("trimaran").can_recompute(word) for word in RECOMPUTES)
+
+
+def test_modules_that_run_again_are_launched_again() -> None:
+    """By a host that takes a millisecond an operator, which is all that counts: two norms a layer, two launches each."""
+    slow = CASE.calibrated(CASE.calibration.model_copy(update={"op_us": 1000.0}))
+    found = estimate(slow, Layout(mbs=1, recompute="layernorm", precision="bf16"))
+    micro_batches, launches = 64, 2 * 2
+    assert found.time.recompute == pytest.approx(micro_batches * GPT.layers * launches * 1e-3, rel=1e-3)
+
+

@@ -259,13 +259,29 @@ class Kernels:
         return LayerTime(forward + idle_forward, backward + idle_backward, forward_again, idle_forward, idle_backward)
 
     def again(self, operators: Sequence[Operator], times: Sequence[tuple[Floats, Floats]], word: str) -> Floats:
-        """Seconds of what a partial recompute runs again of one layer; the stack's own selection ends as full does."""
+        """Seconds by which what a partial recompute runs again makes one layer's backward longer.
+
+        The stack's own selection ends as full recompute does. On a GPU host and device each run ahead of the other
+        through all of the backward.
+        """
         stops = word == "selective" and self.stack.recompute_stops_early
         wanted = recomputed(operators) if stops else len(operators)
+        shares = shares_again(word, operators, self.stack)[:wanted]
         seconds = np.zeros(self.rate.element.shape)
-        for share, (there, _) in zip(shares_again(word, operators, self.stack)[:wanted], times, strict=False):
+        for share, (there, _) in zip(shares, times, strict=False):
             seconds = seconds + there * share
-        return seconds
+        some = [
+            replace(operator, launches=operator.launches * share)
+            for operator, share in zip(operators, shares, strict=False)
+            if np.any(share)
+        ]
+        launch = self.calibration.op_us * 1e-6 * self.rate.overhead_slowdown
+        host = launched(some, self.stack) * launch
+        if self.cluster.device.kind != "gpu":
+            return np.asarray(seconds + host)
+        backward = reduce(np.add, (there for _, there in times))
+        host_backward = BACKWARD_LAUNCHES * launched(operators, self.stack) * launch
+        return np.asarray(np.maximum(backward + seconds, host_backward + host) - np.maximum(backward, host_backward))
 
     def time(self, operator: Operator) -> tuple[Floats, Floats]:
         """Seconds of one operator, (forward, backward), launches apart."""
