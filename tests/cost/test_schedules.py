@@ -16,6 +16,7 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import TimeParts
 from trimaran.cost.grid import LayoutGrid
+from trimaran.cost.layers.layer_work import Shapes
 from trimaran.cost.pipeline import lockstep
 from trimaran.cost.pipeline.closed_form import pipeline_runs, pipeline_time
 from trimaran.cost.pipeline.lockstep import play
@@ -354,3 +355,19 @@ def test_stages_that_wait_for_a_fuller_one_leave_it_their_cores(split: str, even
     computed = four.time.forward + four.time.backward + four.time.bubble
     assert 0.999 * max(shared, alone) < computed < 1.2 * max(shared, alone)
     assert (computed > 0.98 * crowded) == even
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "qwen3-30b-a3b"])
+def test_zero_bubble_puts_off_products_of_weights_and_nothing_else_of_a_backward(name: str) -> None:
+    """Attention, norms, permutations and what a router does have no weights' gradients to put off."""
+    workload, stack = Workload(model=load_model(name), seq_len=8192, global_batch=8), load_stack("trimaran")
+    case = Case.of(workload, load_cluster("dgx-h100"), stack)
+    grid = LayoutGrid.from_layouts([parse_layout("pp4,mbs1,zero_bubble,bf16")], workload, stack)
+    times = stage_work(case, grid).times
+    shapes = Shapes(case, grid, lambda case, grid: np.ones(len(grid)))
+    made = sum(
+        float(shapes.product(operator.backward[1])[0])
+        for operator in shapes.layer(case.model.main_kind)
+        if operator.kernel == "linear" and operator.backward
+    )
+    assert 0.9 * made < times.weight[0] < 0.45 * times.backward[0]

@@ -301,6 +301,13 @@ class Kernels:
         unaligned = np.inf if product.ragged else self.calibration.unaligned
         return gemm_time(m, n, k, batch, rate, self.rate.bandwidth, self.cluster, unaligned) * slower
 
+    def weight_gradient(self, operator: Operator) -> Floats:
+        """Seconds of the product that makes the gradient of an operator's weights: the second of its backward."""
+        rate, made = self.rate.narrow if operator.narrow else self.rate.products, operator.backward[1]
+        if operator.kernel == "one_by_one":
+            return np.asarray(self.product(replace(made, batch=1.0), rate) * made.batch)
+        return self.product(made, rate)
+
     def _linear(self, operator: Operator) -> tuple[Floats, Floats]:
         rate = self.rate.narrow if operator.narrow else self.rate.products
         return self._sum(operator.forward, rate), self._sum(operator.backward, rate)

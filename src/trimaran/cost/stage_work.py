@@ -187,7 +187,7 @@ def stage_work(case: Case, grid: LayoutGrid) -> StageWork:
     times = StageTimes(
         forward=layer.busy_forward,
         backward=layer.busy_backward,
-        weight=0.5 * layer.backward,
+        weight=np.asarray(layer.weight),
         first_forward=each.embedding_forward + each.embedding_sum,
         first_backward=each.embedding_backward,
         last_forward=each.head_forward + further * layer.busy_forward,

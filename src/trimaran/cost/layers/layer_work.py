@@ -25,7 +25,7 @@ from trimaran.operators.further_token import joining_operators
 from trimaran.operators.layer import first_block, second_block
 from trimaran.operators.mixture import GROUPED
 from trimaran.operators.modules import shares_again
-from trimaran.operators.operator import Operator, Part, Product
+from trimaran.operators.operator import BY_WEIGHTS, Operator, Part, Product
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class LayerWork:
     """Seconds of one layer for one micro-batch: arrays over layouts.
 
     `forward`, `backward` and what `recompute` adds without communication; what shows of its sums over TP, of its
-    exchanges of tokens over EP and of keys and values over CP.
+    exchanges of tokens over EP and of keys and values over CP. `weight` is the part of `backward` that makes weights'
+    gradients, and adds them to earlier ones.
     """
 
     forward: Floats
@@ -45,6 +46,7 @@ class LayerWork:
     ep_backward: Floats | float = 0.0
     cp_forward: Floats | float = 0.0
     cp_backward: Floats | float = 0.0
+    weight: Floats | float = 0.0
 
     @property
     def once(self) -> Floats:
@@ -83,7 +85,7 @@ class LayerWork:
 
     def paced(self, factor: Floats) -> LayerWork:
         """The same where what ranks compute takes `factor` as long, shape (n,)."""
-        computed = {name: getattr(self, name) * factor for name in ("forward", "backward", "recompute")}
+        computed = {name: getattr(self, name) * factor for name in ("forward", "backward", "recompute", "weight")}
         return replace(self, **computed)
 
     def mixed(self, other: LayerWork, share: float) -> LayerWork:
@@ -102,8 +104,11 @@ def layer_work(
     """What a layer of a kind costs under each layout."""
     operators = shapes.layer(kind)
     time = shapes.layer_time(kind)
+    weight = time.backward * shapes.weight_share(kind)
     if not shapes.measured.has_layer:
+        computed = time.backward
         time = _accumulating(time, _accumulation(case, grid, shapes, rate, kind), is_fused(case, grid))
+        weight = weight + (time.backward - computed)
     again = np.where(grid.chose("recompute", "full"), 1.0 / grid.recompute_every, 0.0)
     recompute = time.forward_again * again
     tp_forward, tp_backward = sums.shown(operators)
@@ -137,7 +142,7 @@ def layer_work(
     idle = idle_forward, idle_backward
     context = _context_traffic(case, grid, shapes, kind, again, idle) if shares_sequences(grid) else (0.0, 0.0)
     return LayerWork(
-        time.forward, time.backward, recompute, shown_forward, shown_backward, ep_forward, ep_backward, *context
+        time.forward, time.backward, recompute, shown_forward, shown_backward, ep_forward, ep_backward, *context, weight
     )
 
 
@@ -272,6 +277,14 @@ class Shapes:
 
     def weight_gradients(self, kind: LayerKind, *, experts: bool) -> Floats:
         """Seconds of a layer's products that make the gradients of its weights: of routed experts, or of the rest."""
-        linear = [o for o in self._work(kind) if o.kernel in ("linear", "one_by_one") and o.backward]
+        linear = [o for o in self._work(kind) if o.kernel in BY_WEIGHTS and o.backward]
         chosen = [o for o in linear if (o.name in GROUPED) == experts]
-        return reduce(np.add, (self.product(operator.backward[1]) for operator in chosen))
+        return reduce(np.add, map(self._kernels.weight_gradient, chosen))[self.inverse]
+
+    def weight_share(self, kind: LayerKind) -> Floats:
+        """Share that all of these have of what a layer's backward computes."""
+        backward = reduce(np.add, (there for _, there in self._of_layer(kind)))
+        made = self.weight_gradients(kind, experts=False)
+        if kind == "experts":
+            made = made + self.weight_gradients(kind, experts=True)
+        return made / backward[self.inverse]
