@@ -167,3 +167,16 @@ def test_modules_that_run_again_are_launched_again() -> None:
     assert found.time.recompute == pytest.approx(micro_batches * GPT.layers * launches * 1e-3, rel=1e-3)
 
 
+
+
+def test_half_of_an_odd_number_of_layers_is_rounded_up_where_each_stage_counts_its_own() -> None:
+    """Of 5 layers of each stage Megatron-Core makes 3 again, as many as its exporter writes."""
+    workload, stack = Workload(model=load_model("llama3-70b"), seq_len=8192, global_batch=64), load_stack("megatron-core")
+    case = Case.of(workload, load_cluster("dgx-h100"), stack)
+    whole, half = (
+        estimate(case, parse_layout(f"dp1,tp8,pp16,mbs1,zero1,sp,recompute-full{every},bf16")) for every in ("", "2")
+    )
+    assert half.time.recompute == pytest.approx(0.6 * whole.time.recompute)
+    plain = estimate(case, parse_layout("dp1,tp8,pp16,mbs1,zero1,sp,bf16"))
+    kept = [each.memory[0].activations for each in (plain, half, whole)]
+    assert kept[0] > kept[1] > kept[2]

@@ -10,7 +10,7 @@ import numpy as np
 
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, by_precision, distinct, padded_vocab_of
-from trimaran.cost.states import casts_on, gradient_bytes
+from trimaran.cost.states import casts_on, gradient_bytes, recomputed_share
 from trimaran.layout.choices import CHOICE, index_of
 from trimaran.nouns.dispatcher import DISPATCHERS
 from trimaran.nouns.model import LayerKind
@@ -163,8 +163,8 @@ def kept_bytes(case: Case, grid: LayoutGrid, kind: LayerKind | None = None) -> K
 
 def stored_bytes(stack: Stack, grid: LayoutGrid, kept: KeptBytes, layers: Floats) -> Floats:
     """Of what a layer keeps, the bytes that the layout's recompute leaves; its stage has so many `layers`."""
-    every = grid.recompute_every.astype(np.float64)
-    of_full = kept.layer_input / every + kept.layer * (1.0 - 1.0 / every)
+    again = recomputed_share(stack, grid)
+    of_full = kept.layer_input * again + kept.layer * (1.0 - again)
     if stack.recomputes_stage:
         of_full = kept.layer_input / np.maximum(layers, 1.0)
     return np.where(grid.chose("recompute", "full"), of_full, kept.partly)

@@ -128,6 +128,8 @@ def _layouts_alike(case: Case, grid: LayoutGrid) -> tuple[Ints, Ints]:
     working = (np.minimum(grid.devices, most), _slots(case, grid).view(np.int64))
     gradients = [grid.micro_batches > 1, gradient_bytes(grid, case.stack), shards(grid, GRADIENTS)]
     gradients += [expert_shards(grid, GRADIENTS)] if case.model.experts else []
+    if case.stack.recomputes_by_stage:
+        gradients.append(np.where(grid.recompute_every > 1, grid.splits.fullest_stage[grid.split_row], 0))
     return distinct([np.asarray(key).astype(np.int64, copy=False) for key in (*chosen, *sit, *working, *gradients)])
 
 

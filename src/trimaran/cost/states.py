@@ -36,6 +36,20 @@ def keeps_whole(stack: Stack, grid: LayoutGrid) -> Bools:
     return np.asarray(stack.pipelines_keep_whole & (grid.pp > 1) & _is_sharded(grid, WEIGHTS))
 
 
+def recomputed_share(stack: Stack, grid: LayoutGrid) -> Floats:
+    """Share of a stage's layers that full recompute makes again; 0 where recompute is another.
+
+    One in `recompute_every`; where that counts the layers of each virtual stage, as many of each as of the fullest are
+    whole ones (Megatron-Core 0.16.1, core/transformer/transformer_block.py, lines 544 to 560).
+    """
+    every = grid.recompute_every
+    share = np.where(grid.chose("recompute", "full"), 1.0 / every, 0.0)
+    if not (stack.recomputes_by_stage and (every > 1).any()):
+        return share
+    most = np.maximum(grid.splits.fullest_stage[grid.split_row], 1)
+    return np.where(share > 0.0, np.ceil(most / every) / most, 0.0)
+
+
 def _is_sharded(grid: LayoutGrid, stage: int) -> Bools:
     """Where ZeRO shards what it shards from `stage` on."""
     return np.asarray((grid.zero_stage >= stage) | grid.chose("dp_kind", "fully_sharded"))

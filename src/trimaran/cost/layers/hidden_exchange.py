@@ -11,7 +11,9 @@ from trimaran.cost.case import Case
 from trimaran.cost.grid import Floats, LayoutGrid
 from trimaran.cost.layers.layer_work import LayerWork, Shapes
 from trimaran.cost.network import crowded
+from trimaran.cost.states import recomputed_share
 from trimaran.nouns.recompute import modules_of
+from trimaran.nouns.stack import Stack
 
 SHARED = ("shared up", "shared activation", "shared down", "shared gate")
 
@@ -28,7 +30,7 @@ def behind_shared(grid: LayoutGrid, shapes: Shapes, layer: LayerWork) -> LayerWo
         return layer
     beside = [shapes.time(operator) for operator in shapes.layer("experts") if operator.name in SHARED]
     forward, backward = (reduce(np.add, phase) for phase in zip(*beside, strict=True))
-    shown_forward, again = np.maximum(layer.ep_forward - forward, 0.0), _made_again(grid)
+    shown_forward, again = np.maximum(layer.ep_forward - forward, 0.0), _made_again(shapes.part.stack, grid)
     shown_backward = np.maximum(layer.ep_backward - again * layer.ep_forward - backward, 0.0) + again * shown_forward
     return replace(
         layer,
@@ -37,9 +39,9 @@ def behind_shared(grid: LayoutGrid, shapes: Shapes, layer: LayerWork) -> LayerWo
     )
 
 
-def _made_again(grid: LayoutGrid) -> Floats:
+def _made_again(stack: Stack, grid: LayoutGrid) -> Floats:
     """Share of a layer's exchanges that a recompute makes again, and shared experts with them."""
-    again = np.where(grid.chose("recompute", "full"), 1.0 / grid.recompute_every, 0.0)
+    again = recomputed_share(stack, grid)
     for word, members in grid.partial_recomputes():
         again[members] = float("moe" in modules_of(word))
     return again

@@ -18,7 +18,7 @@ from trimaran.cost.layers.tensor_sums import TensorSums
 from trimaran.cost.measured_parts import MeasuredParts
 from trimaran.cost.memory.stage import rank_expert_parameters, rank_layer_parameters
 from trimaran.cost.shapes import distinct_shapes, part_of, shares_sequences
-from trimaran.cost.states import GRADIENTS, expert_shards, shards
+from trimaran.cost.states import GRADIENTS, expert_shards, recomputed_share, shards
 from trimaran.nouns.model import LayerKind
 from trimaran.operators.ends import embedding_operator, head_operator
 from trimaran.operators.further_token import joining_operators
@@ -109,7 +109,7 @@ def layer_work(
         computed = time.backward
         time = _accumulating(time, _accumulation(case, grid, shapes, rate, kind), is_fused(case, grid))
         weight = weight + (time.backward - computed)
-    again = np.where(grid.chose("recompute", "full"), 1.0 / grid.recompute_every, 0.0)
+    again = recomputed_share(case.stack, grid)
     recompute = time.forward_again * again
     tp_forward, tp_backward = sums.shown(operators)
     # A device that waits for its host does so while the collectives run, so only what is longer shows.

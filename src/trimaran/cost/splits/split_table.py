@@ -130,6 +130,11 @@ class SplitTable:
         """Layers of the first virtual stage of each split, shape (k,)."""
         return np.array([split.layers[0] for split in self.splits], dtype=np.int64)
 
+    @cached_property
+    def fullest_stage(self) -> NDArray[np.int64]:
+        """Most layers of a virtual stage of each split, shape (k,)."""
+        return np.array([max(split.layers) for split in self.splits], dtype=np.int64)
+
     def first_layers(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """How many of the model's first `count` layers the first, the fullest middle and the last rank hold.
 
