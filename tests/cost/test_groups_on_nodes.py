@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trimaran.cost.calibration import Calibration
 from trimaran.cost.case import Case
-from trimaran.cost.estimate import estimate
+from trimaran.cost.estimate import estimate, estimate_many
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.network import Network, expert_group, group, group_along
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
@@ -87,3 +87,11 @@ def test_a_ring_of_lone_ranks_of_nodes_passes_one_border_less_than_it_has() -> N
     assert hops.tolist() == pytest.approx([1.0, 2.0])
 
 
+def test_a_layout_on_two_nodes_is_priced_alike_alone_and_beside_the_same_on_more() -> None:
+    """Groups of 6 meet one border of a node of 8 where there are two nodes, and two where there are more."""
+    model = Model(layers=12, hidden=768, heads=12, vocab=1000)
+    workload = Workload(model=model, seq_len=1024, global_batch=32)
+    case = Case.of(workload, H100, MEGATRON)
+    layouts = [parse_layout(f"dp{dp},tp6,mbs1,bf16") for dp in (2, 4)]
+    many = estimate_many(case, LayoutGrid.from_layouts(layouts, workload, MEGATRON))
+    assert many.sec_per_it.tolist() == [estimate(case, layout).sec_per_it for layout in layouts]

@@ -125,7 +125,8 @@ def _layouts_alike(case: Case, grid: LayoutGrid) -> tuple[Ints, Ints]:
     sit = [np.where(grid.size(axis) > 1, grid.stride(axis), 0) for axis in ("tp", "cp")]
     sit += [grid.stage_places(np.minimum(grid.devices, cluster.devices_per_node))] if case.model.experts else []
     most = max(cluster.devices_per_node, cluster.devices_per_machine)
-    working = (np.minimum(grid.devices, most), _slots(case, grid).view(np.int64))
+    # of more than two nodes, blocks that do not fill them evenly may lie across two borders
+    working = (np.minimum(grid.devices, 2 * most + 1), _slots(case, grid).view(np.int64))
     gradients = [grid.micro_batches > 1, gradient_bytes(grid, case.stack), shards(grid, GRADIENTS)]
     gradients += [expert_shards(grid, GRADIENTS)] if case.model.experts else []
     if case.stack.recomputes_by_stage:
