@@ -228,3 +228,13 @@ def test_fsdp_that_keeps_weights_gathered_is_written_and_read_back() -> None:
     layout = Layout(dp=8, dp_kind="fully_sharded", zero_stage=2)
     assert parse_layout(layout.label()) == layout
     assert parse_layout("dp8,fsdp").zero_stage == 3
+
+
+def test_fsdp_that_keeps_weights_gathered_holds_them_whole() -> None:
+    """SHARD_GRAD_OP gathers 2 bytes a weight of all layers by the end of a forward, where FSDP holds two of them."""
+    workload = Workload(model=load_model("llama3-8b"), seq_len=2048, global_batch=8)
+    case = Case.of(workload, load_cluster("dgx-h100"), load_stack("torch-fsdp"))
+    kept, resharded = (estimate(case, parse_layout(f"dp8,mbs1,fsdp{word},bf16")).memory[0] for word in (",zero2", ""))
+    of_layers = 30 * workload.model.layer_parameters * 2 / 2**30
+    assert kept.weights - resharded.weights == pytest.approx(of_layers, rel=1e-6)
+    assert kept.activations == resharded.activations

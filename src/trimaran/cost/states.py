@@ -36,6 +36,15 @@ def keeps_whole(stack: Stack, grid: LayoutGrid) -> Bools:
     return np.asarray(stack.pipelines_keep_whole & (grid.pp > 1) & _is_sharded(grid, WEIGHTS))
 
 
+def keeps_gathered(stack: Stack, grid: LayoutGrid) -> Bools:
+    """Where all weights that were gathered for a forward stay so until the backward.
+
+    Those of FSDP that reshards after the backward alone (SHARD_GRAD_OP: ZeRO 2), and of pipelines that keep them whole.
+    """
+    until_backward = grid.chose("dp_kind", "fully_sharded") & (grid.zero_stage == GRADIENTS)
+    return np.asarray(until_backward | keeps_whole(stack, grid))
+
+
 def recomputed_share(stack: Stack, grid: LayoutGrid) -> Floats:
     """Share of a stage's layers that full recompute makes again; 0 where recompute is another.
 

@@ -19,6 +19,7 @@ from trimaran.cost.states import (
     WEIGHTS,
     casts_on,
     gathered_bytes,
+    keeps_gathered,
     keeps_whole,
     low_gradient_bytes,
     shards,
@@ -41,9 +42,8 @@ class MemoryPart:
 def _weights(rank: RankMemory) -> Floats:
     """Working weights; ZeRO-3 keeps two layers gathered, the one at work and the next, and the ends where these join.
 
-    Software may gather more of them ahead, and those of a pipeline may all stay so. Where it shards the master copy
-    alone, working weights are what is gathered. Copies that were cast for products stay beside them where the stack
-    keeps those.
+    Software may gather more of them ahead, and all of them may stay so. Where it shards the master copy alone, working
+    weights are what is gathered. Copies that were cast for products stay beside them where the stack keeps those.
     """
     share, stack = shards(rank.grid, WEIGHTS), rank.case.stack
     layer, layers = rank.layer, rank.of_layers
@@ -51,8 +51,7 @@ def _weights(rank: RankMemory) -> Floats:
     ahead = 2.0 * layer
     if stack.live_parameters:
         ahead = np.maximum(ahead, np.minimum(float(stack.live_parameters), layers))
-    if stack.pipelines_keep_whole:
-        kept = keeps_whole(stack, rank.grid)
+    if (kept := keeps_gathered(stack, rank.grid)).any():
         ahead, ends = np.where(kept, layers, ahead), np.where(kept, rank.ends, ends)
     gathered = ahead * gathered_bytes(rank.case, rank.grid) + ends * rank.element
     master_alone = (share > 1) & (rank.has_master > 0) & stack.shards_master
