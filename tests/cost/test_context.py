@@ -191,3 +191,12 @@ def test_heads_are_dealt_out_by_one_exchange_for_each_tensor_unless_they_are_tur
         estimate(each, layout("dp1,tp1,cp8,mbs1,cp-ulysses")).time.cp for each in (case, case.calibrated(slow))
     )
     assert slow_s - fast_s == pytest.approx(8 * 2 * exchanges * 1e-2 * case.model.layers, rel=0.02)
+
+
+def test_pytorch_adds_up_results_of_every_ranks_keys_whether_they_are_gathered_or_passed_on() -> None:
+    case = case_of("torchtitan")
+    moved = {}
+    for kind in ("ring", "all_gather", "ulysses"):
+        operators = layer_operators(part_of(case, grid_of(case, f"cp8,cp-{kind}")))
+        moved[kind] = sum(float(np.asarray(each.moved_forward).sum()) for each in operators)
+    assert moved["ring"] == moved["all_gather"] > moved["ulysses"]
