@@ -328,3 +328,13 @@ def test_where_megatron_s_softmax_does_not_take_the_shape_its_probabilities_stay
     scores = 14 * 2048.0**2
     assert kept(1, "fp16") - 0.5 * kept(2, "fp16") == pytest.approx(2.0 * scores)
     assert kept(1, "fp32") == pytest.approx(0.5 * kept(2, "fp32"))
+
+
+def test_a_rank_whose_weights_no_other_has_gathers_nothing_beside_its_products() -> None:
+    workload, stack = workload_of("llama3-8b", 8, seq=2048), load_stack("torchtitan")
+    quiet = Case.of(workload, H100, stack.model_copy(update={"gathers_beside_products": False}))
+    case = Case.of(workload, H100, stack)
+    alone, beside = ([estimate(each, parse_layout(text)).time.backward for each in (case, quiet)] for text in
+                     ("tp8,sp,mbs1,bf16", "dp8,fsdp,mbs1,bf16"))  # fmt: skip
+    assert alone[0] == pytest.approx(alone[1])
+    assert 1.1 * beside[1] < beside[0] < 1.189 * beside[1]

@@ -179,6 +179,11 @@ class LayoutGrid(Laid[Ints]):
         filled = -(-self.global_batch // self.dp) / (self.micro_batches * self.mbs)
         return np.asarray(np.where(self.most_batches, 1.0, filled))
 
+    @cached_property
+    def lone(self) -> Bools:
+        """Where no two ranks hold the same weights: neither replicas nor ranks that share sequences."""
+        return np.asarray(self.dp * self.cp == 1)
+
     def partial_recomputes(self) -> Iterator[tuple[str, Ints]]:
         """Every word of recompute but none and full that layouts chose, and which layouts did."""
         for index in np.flatnonzero(np.bincount(self.recompute)).tolist():

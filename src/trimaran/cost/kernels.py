@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trimaran.cost.calibration import SLOWED_BY_TRAFFIC
 from trimaran.cost.case import Case
 from trimaran.cost.grid import Bools, Floats, Ints, any_narrow, by_precision
 from trimaran.cost.measured import AttentionTable, MatmulTable
@@ -113,8 +114,11 @@ class Slowdowns(NamedTuple):
     overhead: Floats
 
 
-def rates(case: Case, precision: Ints, devices: Ints | Floats) -> Rates:
-    """Ceilings of a rank under each layout's precision (index into PRECISIONS) and device count."""
+def rates(case: Case, precision: Ints, devices: Ints | Floats, lone: Bools | bool = False) -> Rates:
+    """Ceilings of a rank under each layout's precision (index into PRECISIONS) and device count.
+
+    What a stack gathers beside its products slows them, and a `lone` rank, whose weights no other has, gathers nothing.
+    """
     device, calibration = case.cluster.device, case.calibration
     peaks = [(device.peak(known.wide) or 0.0) * 1e12 for known in PRECISIONS.values()]
     peak = np.array([p or min(filter(None, peaks)) for p in peaks])[precision]
@@ -124,7 +128,9 @@ def rates(case: Case, precision: Ints, devices: Ints | Floats) -> Rates:
     tensor_cores = (element < 4) & (device.kind == "gpu")
     plain = (element == 4) & (device.kind == "gpu")
     fill = np.where(tensor_cores, TENSOR_FILL_K, PLAIN_FILL_K)
-    reached = peak * np.where(plain, calibration.gemm_plain, calibration.gemm)
+    beside = case.stack.gathers_beside_products and not on_cpu
+    undisturbed = np.where(lone, SLOWED_BY_TRAFFIC, 1.0) if beside else 1.0
+    reached = peak * np.where(plain, calibration.gemm_plain, calibration.gemm * undisturbed)
     without = (device.peak("fp32") or 0.0) * 1e12 * calibration.gemm_plain
     products = ProductRates(reached, element, element, fill, tensor_cores, without)
     return Rates(

@@ -88,7 +88,7 @@ def _tables(case: Case, times: Sequence[PartTime]) -> dict[PartName, ByElement]:
         tp, mbs = (np.array([getattr(point, axis) for point in points]) for axis in ("tp", "mbs"))
         precision = np.array([INDEX[point.precision] for point in points])
         part = part_at(case, seq_len, tp, mbs, precision, sequence_parallel=False)
-        kernels = Kernels(case, rates(case, precision, np.ones_like(tp)))
+        kernels = Kernels(case, rates(case, precision, np.ones_like(tp), lone=True))
         operators = layer_operators(part)
         layer = kernels.layer(operators, [kernels.time(operator) for operator in operators])
         head = reduce(np.add, kernels.time(head_operator(part, padded_vocab_of(case.model, case.stack, tp))))

@@ -131,11 +131,13 @@ def _layouts_alike(case: Case, grid: LayoutGrid) -> tuple[Ints, Ints]:
     gradients += [expert_shards(grid, GRADIENTS)] if case.model.experts else []
     if case.stack.recomputes_by_stage:
         gradients.append(np.where(grid.recompute_every > 1, grid.splits.fullest_stage[grid.split_row], 0))
-    return distinct([np.asarray(key).astype(np.int64, copy=False) for key in (*chosen, *sit, *working, *gradients)])
+    lone = (grid.lone,) if case.stack.gathers_beside_products else ()
+    keys = (*chosen, *sit, *working, *gradients, *lone)
+    return distinct([np.asarray(key).astype(np.int64, copy=False) for key in keys])
 
 
 def _micro_batch(case: Case, grid: LayoutGrid) -> MicroBatch:
-    rate = rates(case, grid.precision, _slots(case, grid))
+    rate = rates(case, grid.precision, _slots(case, grid), grid.lone)
     shapes = Shapes(case, grid, _slots)
     network = Network(case.cluster, case.calibration)
     sums = TensorSums(

@@ -206,8 +206,9 @@ class Shapes:
     """
 
     def __init__(self, case: Case, grid: LayoutGrid, slots_of: Callable[[Case, LayoutGrid], Floats]) -> None:
-        distinct_grid, self.inverse = distinct_shapes(case, grid, slots_of(case, grid).view(np.int64))
-        rate = rates(case, distinct_grid.precision, slots_of(case, distinct_grid))
+        lone = (grid.lone.astype(np.int64),) if case.stack.gathers_beside_products else ()
+        distinct_grid, self.inverse = distinct_shapes(case, grid, slots_of(case, grid).view(np.int64), *lone)
+        rate = rates(case, distinct_grid.precision, slots_of(case, distinct_grid), distinct_grid.lone)
         self.part = part_of(case, distinct_grid)
         self._at_work = _on_shared_cores(case, self.part, rate)
         self.embedding = embedding_operator(self.part)
