@@ -11,7 +11,7 @@ from trimaran.cost.estimate import estimate
 from trimaran.cost.estimates import Estimate
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.memory.stage import end_shapes, expert_parameters, parameters, rank_layer_parameters
-from trimaran.cost.stage_work import micro_batch
+from trimaran.cost.stage_work import micro_batch, stage_work
 from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
@@ -203,8 +203,6 @@ def test_a_rank_adds_up_its_part_of_experts_gradients_as_their_own_replicas_shar
     assert backward[1] - backward[0] == pytest.approx((others + experts) * (2 + 2 * 4) / stream, rel=1e-6)
 
 
-
-
 def test_what_replicas_sum_is_of_one_rank_dense_and_of_experts() -> None:
     """DeepSeek-V3's first stage of 16 holds most: its embedding and three dense layers, and experts of one layer."""
     model = load_model("deepseek-v3").model_copy(update={"mtp_depth": 0})
@@ -218,3 +216,18 @@ def test_what_replicas_sum_is_of_one_rank_dense_and_of_experts() -> None:
     assert experts is not None
     assert held == parameters(model, stack, grid, first)[0]
     assert experts[0] == expert_parameters(model, grid, first)[0] < expert_parameters(model, grid, between)[0]
+
+
+def test_gradients_of_a_large_vocabulary_are_added_up_each_micro_batch() -> None:
+    """Head and embedding of Llama-3-8B: a new gradient in 16 bit is read and its fp32 sum read and written, of both.
+
+    That of the embedding is made whole besides, in the first micro-batch too.
+    """
+    ends = []
+    for micro_batches in (1, 2):
+        case = Case.of(workload_of("llama3-8b", micro_batches, seq=2048), H100, load_stack("torchtitan"))
+        grid = LayoutGrid.from_layouts([parse_layout("dp1,mbs1,bf16")], case.workload, case.stack)
+        work = stage_work(case, grid)
+        ends.append(work.ends[0])
+    stream = H100.device.mem_bandwidth_gb_s * 1e9 * case.calibration.memory
+    assert ends[1] - ends[0] == pytest.approx(2 * 128256 * 4096 * (2 + 2 * 4) / stream, rel=1e-6)

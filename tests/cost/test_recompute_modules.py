@@ -160,18 +160,19 @@ def test_a_stack_that_has_modules_has_them_in_any_company() -> None:
 
 
 def test_modules_that_run_again_are_launched_again() -> None:
-    """By a host that takes a millisecond an operator, which is all that counts: two norms a layer, two launches each."""
+    """By a host that takes a millisecond an operator, which is all that counts: two norms, two launches each."""
     slow = CASE.calibrated(CASE.calibration.model_copy(update={"op_us": 1000.0}))
     found = estimate(slow, Layout(mbs=1, recompute="layernorm", precision="bf16"))
     micro_batches, launches = 64, 2 * 2
     assert found.time.recompute == pytest.approx(micro_batches * GPT.layers * launches * 1e-3, rel=1e-3)
 
 
-
-
 def test_half_of_an_odd_number_of_layers_is_rounded_up_where_each_stage_counts_its_own() -> None:
     """Of 5 layers of each stage Megatron-Core makes 3 again, as many as its exporter writes."""
-    workload, stack = Workload(model=load_model("llama3-70b"), seq_len=8192, global_batch=64), load_stack("megatron-core")
+    workload, stack = (
+        Workload(model=load_model("llama3-70b"), seq_len=8192, global_batch=64),
+        load_stack("megatron-core"),
+    )
     case = Case.of(workload, load_cluster("dgx-h100"), stack)
     whole, half = (
         estimate(case, parse_layout(f"dp1,tp8,pp16,mbs1,zero1,sp,recompute-full{every},bf16")) for every in ("", "2")

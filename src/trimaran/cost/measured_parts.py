@@ -47,6 +47,11 @@ class MeasuredParts:
         """Whether a layer was measured, and with it the sum of its gradients and those of earlier micro-batches."""
         return self._layer is not None
 
+    @property
+    def has_head(self) -> bool:
+        """Whether a head was measured, and with it the sum of its gradients."""
+        return self._head is not None
+
     def layer(self, part: Part, time: LayerTime) -> LayerTime:
         """A layer's time by its operators, made to agree with what was measured."""
         if self._layer is None:

@@ -9,8 +9,9 @@ from typing import Literal
 import numpy as np
 
 from trimaran.cost.case import Case
-from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, distinct
+from trimaran.cost.grid import Bools, Floats, Ints, LayoutGrid, distinct, padded_vocab_of
 from trimaran.cost.kernels import Rates, rates, slowdowns
+from trimaran.cost.layers.accumulation import accumulation_time
 from trimaran.cost.layers.hidden_exchange import behind_other_batch, behind_shared
 from trimaran.cost.layers.layer_work import LayerWork, Shapes, layer_work
 from trimaran.cost.layers.tensor_sums import TensorSums
@@ -18,7 +19,7 @@ from trimaran.cost.meetings import slowest_factor, waiting_factor
 from trimaran.cost.network import Group, Network, group
 from trimaran.cost.pipeline.closed_form import slowest_rank
 from trimaran.cost.pipeline.stage_times import StageTimes
-from trimaran.cost.states import GRADIENTS, expert_shards, gradient_bytes, shards
+from trimaran.cost.states import GRADIENTS, element_bytes, expert_shards, gradient_bytes, shards
 from trimaran.nouns.hardware.link import Link
 from trimaran.operators.counts import head_in_layers
 
@@ -153,6 +154,7 @@ def _micro_batch(case: Case, grid: LayoutGrid) -> MicroBatch:
     )
     head_forward, head_backward = shapes.head_time()
     embedding_forward, embedding_backward = shapes.time(shapes.embedding)
+    of_embedding, of_head = _end_gradients(case, grid, shapes, rate)
     embedding_sum, head_sum = sums.seconds([shapes.embedding], "forward"), sums.seconds([shapes.head], "backward")
     if depth := case.model.mtp_depth:
         joining = [shapes.time(operator) for operator in shapes.joining]
@@ -169,13 +171,33 @@ def _micro_batch(case: Case, grid: LayoutGrid) -> MicroBatch:
         layer=layer,
         dense=dense,
         embedding_forward=embedding_forward,
-        embedding_backward=embedding_backward,
+        embedding_backward=embedding_backward + of_embedding,
         head_forward=head_forward,
-        head_backward=head_backward,
+        head_backward=head_backward + of_head,
         embedding_sum=embedding_sum,
         head_sum=head_sum,
         message=np.asarray(shapes.part.message)[shapes.inverse],
     )
+
+
+def _end_gradients(case: Case, grid: LayoutGrid, shapes: Shapes, rate: Rates) -> tuple[Floats, Floats]:
+    """Seconds of a micro-batch in which the gradients of embedding and head are added to earlier ones.
+
+    Autograd makes that of an embedding as large as the vocabulary, with zeros for words that no token has (PyTorch,
+    aten/src/ATen/native/cuda/Embedding.cu, embedding_dense_backward_cuda), unless the stack adds rows to the sum. A
+    head that was measured has its sum with it.
+    """
+    model, stack = case.model, case.stack
+    none: Floats = np.zeros(len(grid))
+    matrix = padded_vocab_of(model, stack, grid.tp) * model.hidden / grid.tp
+    added = matrix / shards(grid, GRADIENTS)
+    embedding, head = none, none
+    if not stack.adds_embedding_rows:
+        made = rate.streamed(matrix * element_bytes(grid))
+        embedding = made + accumulation_time(case, grid, added, rate, none)
+    if model.head == "vocabulary" and not shapes.measured.has_head:
+        head = accumulation_time(case, grid, added, rate, shapes.weight_gradient(shapes.head))
+    return embedding, head
 
 
 def _tensor_group(case: Case, grid: LayoutGrid) -> Group:

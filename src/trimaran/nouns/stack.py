@@ -368,6 +368,7 @@ class Stack(Noun):
     packs_context: bool = Field(
         default=False, description="a ring, or gathered keys and values, work with copies of a rank's own alone"
     )
+    adds_embedding_rows: bool = Field(default=False, description="an embedding's gradients are added row by row")
     gathers_for_steps: bool = Field(default=False, description="gathered keys and values are attended to in steps")
     turns_jointly: bool = Field(default=False, description="Ulysses turns queries, keys and values in one exchange")
     context_repeats_kv: bool = Field(

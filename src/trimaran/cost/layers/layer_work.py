@@ -140,10 +140,11 @@ def layer_work(
             ep_backward = ep_backward + np.zeros(len(grid))
             ep_backward[members] += exchanges.seconds(summed, "forward")[members]
     idle = idle_forward, idle_backward
-    context = _context_traffic(case, grid, shapes, kind, again, idle) if shares_sequences(grid) else (0.0, 0.0)
-    return LayerWork(
-        time.forward, time.backward, recompute, shown_forward, shown_backward, ep_forward, ep_backward, *context, weight
+    cp_forward, cp_backward = (
+        _context_traffic(case, grid, shapes, kind, again, idle) if shares_sequences(grid) else (0.0, 0.0)
     )
+    shown = shown_forward, shown_backward, ep_forward, ep_backward, cp_forward, cp_backward
+    return LayerWork(time.forward, time.backward, recompute, *shown, weight)
 
 
 def _accumulating(time: LayerTime, added: Floats, fused: Bools) -> LayerTime:
@@ -275,6 +276,10 @@ class Shapes:
     def product(self, product: Product) -> Floats:
         """Seconds of one of a layer's linear products."""
         return self._kernels.product(product, self._kernels.rate.narrow)[self.inverse]
+
+    def weight_gradient(self, operator: Operator) -> Floats:
+        """Seconds of the product that makes the gradient of an operator's weights."""
+        return self._kernels.weight_gradient(operator)[self.inverse]
 
     def weight_gradients(self, kind: LayerKind, *, experts: bool) -> Floats:
         """Seconds of a layer's products that make the gradients of its weights: of routed experts, or of the rest."""
