@@ -128,7 +128,7 @@ def problem_of(rows: Rows, modern: Path) -> Problem | None:
         if not chosen or row.quality not in FIT_QUALITIES or row.status != "ok":
             continue
         try:
-            observed = observation(row)
+            observed, _ = observation(row)
         except TrimaranError:
             continue
         group = row.comparable_group or row.table or ""

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from trimaran.bench.trial.trial import Trial
+from trimaran.files.catalogue import load_cluster
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.model import Model
 from trimaran.nouns.workload import Workload
@@ -95,7 +96,7 @@ def test_a_start_anew_profiles_the_steps_that_the_one_before_did_not_come_to(tmp
         workload=Workload(model=model, seq_len=8, global_batch=2), layout=parse_layout("dp1,mbs2"), stage_split=(1,),
         train=TrainSettings(), data_dir=str(tmp_path), out_dir=str(out_dir), steps=60,
     )  # fmt: skip
-    plain = Trial("key", cast(Any, None), cast(Any, SimpleNamespace(devices=1, devices_per_node=1)), job)
+    plain = Trial("key", cast(Any, None), load_cluster("fugaku-a64fx"), job)
     first = replace(plain, job=job.model_copy(update={"trace_steps": 3}))
     nothing = cast(Any, None)
     launcher = cast(Any, SimpleNamespace(nodes_left=lambda: None))
