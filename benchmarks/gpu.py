@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +74,7 @@ CONTENDERS = (
 def matmul_tflops(device: torch.device, workload: Workload, mbs: int, seconds: float) -> float:
     """The best rate that the device reaches on the shapes of the model's own products, in bf16."""
     model, tokens = workload.model, mbs * workload.seq_len
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     best = 0.0
     for k, n in ((model.hidden, 3 * model.hidden), (model.hidden, model.ffn_hidden), (model.ffn_hidden, model.hidden)):
         a = torch.randn(tokens, k, dtype=torch.bfloat16, device=device)

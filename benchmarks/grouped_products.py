@@ -10,6 +10,7 @@ Forward, gradient of the input and gradient of the weights. Writes benchmarks/re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -102,9 +103,9 @@ def total(dtype: torch.dtype, counts: Sequence[int], ways: Ways) -> float:
         x, dy = torch.randn(ROWS, width, dtype=dtype), torch.randn(ROWS, out, dtype=dtype)
         weight = torch.randn(len(counts), out, width, dtype=dtype)
         grad = torch.zeros_like(weight)
-        taken += milliseconds(lambda x=x, w=weight: forward(x, w, counts))
-        taken += milliseconds(lambda dy=dy, w=weight: transposed(dy, w, counts))
-        taken += milliseconds(lambda g=grad, dy=dy, x=x: weights(g, dy, x, counts))
+        taken += milliseconds(partial(forward, x, weight, counts))
+        taken += milliseconds(partial(transposed, dy, weight, counts))
+        taken += milliseconds(partial(weights, grad, dy, x, counts))
     return taken
 
 

@@ -99,8 +99,8 @@ def timed(software: str, stack: str, model: Model, layer: Layer, *, sequence_fir
     x = torch.randn(shape, dtype=DTYPE).requires_grad_()
     gradient = torch.ones(shape, dtype=DTYPE)
     forward = microseconds(lambda: layer(x))
-    both = microseconds(lambda: layer(x).backward(gradient))
-    again = microseconds(lambda: checkpoint(layer, x, use_reentrant=True).backward(gradient))
+    both = microseconds(lambda: torch.autograd.backward(layer(x), gradient))
+    again = microseconds(lambda: torch.autograd.backward(checkpoint(layer, x, use_reentrant=True), gradient))
     return Timed(software, stack, counted(model, stack), forward, both - forward, again)
 
 
@@ -122,13 +122,13 @@ def hugging_face() -> Iterator[Timed]:
     from transformers.models.gpt2.modeling_gpt2 import GPT2Block
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-    gpt = GPT2Config(n_embd=HIDDEN, n_head=HEADS, n_layer=1, attn_implementation="sdpa")
+    gpt = GPT2Config.from_dict({"n_embd": HIDDEN, "n_head": HEADS, "n_layer": 1, "attn_implementation": "sdpa"})
     block = GPT2Block(gpt, layer_idx=0).to(DTYPE)
     yield timed("transformers, GPT-2", "torch-fsdp", GPT, lambda x: first(block(x)))
-    llama = LlamaConfig(
-        hidden_size=HIDDEN, intermediate_size=4 * HIDDEN, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS,
-        num_hidden_layers=1, attn_implementation="sdpa",
-    )  # fmt: skip
+    llama = LlamaConfig.from_dict({
+        "hidden_size": HIDDEN, "intermediate_size": 4 * HIDDEN, "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS, "num_hidden_layers": 1, "attn_implementation": "sdpa",
+    })  # fmt: skip
     decoder = LlamaDecoderLayer(llama, 0).to(DTYPE)
     angles = LlamaRotaryEmbedding(llama)(torch.zeros(1, dtype=DTYPE), torch.arange(TOKENS)[None])
     yield timed("transformers, Llama", "torch-fsdp", LLAMA, lambda x: first(decoder(x, position_embeddings=angles)))

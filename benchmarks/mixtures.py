@@ -17,7 +17,7 @@ from trimaran.cost.estimate import estimate
 from trimaran.cost.grid import LayoutGrid
 from trimaran.cost.kernels import Kernels, rates
 from trimaran.cost.layers.exchange import Exchanges
-from trimaran.cost.memory.parts import GIB
+from trimaran.cost.memory.rank_memory import GIB
 from trimaran.cost.memory.stage import rank_expert_parameters
 from trimaran.cost.score import kendall_tau, mape
 from trimaran.cost.shapes import part_of

@@ -60,9 +60,9 @@ def products(dtype: torch.dtype, forward: Callable[..., Tensor], backward: Calla
         x, dy = torch.randn(TOKENS, width, dtype=dtype), torch.randn(TOKENS, out, dtype=dtype)
         weight, bias = torch.randn(out, width, dtype=dtype), torch.randn(out, dtype=dtype)
         grad = torch.zeros_like(weight)
-        total += milliseconds(lambda x=x, w=weight, b=bias: forward(x, w, b))
-        total += milliseconds(lambda dy=dy, w=weight: backward(dy, w))
-        total += milliseconds(lambda g=grad, dy=dy, x=x: add_product(g, dy, x))
+        total += milliseconds(partial(forward, x, weight, bias))
+        total += milliseconds(partial(backward, dy, weight))
+        total += milliseconds(partial(add_product, grad, dy, x))
     return total
 
 
@@ -131,13 +131,15 @@ def made_again(dtype: torch.dtype, word: str) -> tuple[float, float]:
     for module in layer.modules():
         for name, declared in module._parameters.items():
             if declared is not None:
-                module._parameters[name] = Weight(torch.randn(declared.shape, dtype=dtype) * 0.02)
-                module._parameters[name].main_grad = torch.zeros(declared.shape, dtype=dtype)
+                drawn = Weight(torch.randn(declared.shape, dtype=dtype) * 0.02)
+                drawn.main_grad = torch.zeros(declared.shape, dtype=dtype)
+                module._parameters[name] = drawn
     if word == "torch's checkpoint of the MLP":
-        layer.mlp.forward = partial(checkpoint.checkpoint, layer.mlp.forward, use_reentrant=False)  # type: ignore[method-assign]
+        layer.mlp.forward = partial(checkpoint.checkpoint, layer.mlp.forward, use_reentrant=False)
     run: Callable[[Tensor], Tensor] = layer
     if word == "torch's selective one":
-        layer.attention_output_norm, layer.mlp_output_norm = Copy(), Copy()
+        for name in ("attention_output_norm", "mlp_output_norm"):
+            setattr(layer, name, Copy())
         run = partial(selectively, layer)
     x = torch.randn(BATCH, SEQ_LEN, HIDDEN, dtype=dtype, requires_grad=True)
     trace = Trace({}, {})
@@ -153,7 +155,8 @@ def made_again(dtype: torch.dtype, word: str) -> tuple[float, float]:
 
 def column(dtype: torch.dtype) -> list[str]:
     """One precision's figures, in the order of the table's rows."""
-    own = in_blocks if is_faster_in_blocks(*[torch.empty(1, 1, 1, 1, dtype=dtype)] * 3, None) else flash
+    one = torch.empty(1, 1, 1, 1, dtype=dtype)
+    own = in_blocks if is_faster_in_blocks(one, one, one, None) else flash
     ceiling = gflops(dtype, 1)
     in_products, in_attention = products(dtype, linear, product), attention(dtype, own)
     ideal = (PRODUCT_FLOPS + ATTENTION_FLOPS) / ceiling / 1e6

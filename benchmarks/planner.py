@@ -99,7 +99,9 @@ def wall_from_the_shell() -> list[str]:
     """Median wall seconds and peak memory of the command, started afresh, of a program that was compiled before."""
     rows = []
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    asked = [(*each, goal, ("trimaran", "megatron")) for each, goal in zip(COMMANDS.items(), _GOALS, strict=True)]
+    asked: list[tuple[str, list[str], str, tuple[str, ...]]] = [
+        (*each, goal, ("trimaran", "megatron")) for each, goal in zip(COMMANDS.items(), _GOALS, strict=True)
+    ]
     asked += [(*each, _GOALS[1], ("megatron-core",)) for each in MIXTURES.items()]
     for name, options, goal, stacks in asked:
         for stack in stacks:

@@ -149,7 +149,7 @@ def trainer(asked: TrainJob, factory: GroupFactory, rank: int) -> Trainer:
 def serve(rank: int, folder: Path, data: Path, pipe: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     # groups of what is no CPU share no memory
     for machine, device in (("shared memory", "cpu"), ("gloo's sockets", "cuda")):
         factory = GroupFactory(torch.device(device))

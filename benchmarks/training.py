@@ -193,8 +193,8 @@ def run(contender: Contender, part: Part, data_dir: Path, out_dir: Path, steps: 
     statuses = [rank.wait() for rank in ranks]
     if any(statuses):
         raise SystemExit(f"{contender.name} ({contender.layout}) failed")
-    result = json.loads((out_dir / "result.json").read_text())
-    return statistics.median(result["sec_per_it"][WARM_UP_STEPS:])
+    seconds: list[float] = json.loads((out_dir / "result.json").read_text())["sec_per_it"]
+    return statistics.median(seconds[WARM_UP_STEPS:])
 
 
 def matmul_gflops(precision: str) -> float:
