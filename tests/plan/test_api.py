@@ -16,12 +16,13 @@ from xml.etree import ElementTree
 import pytest
 
 import trimaran
-from trimaran.api import plan, predict
+from trimaran.api import plan, predict, workload_of
 from trimaran.cost.calibration import prior, save_calibration
 from trimaran.cost.table.predict_table import PredictedRow, Predictions
 from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.files.frames import FrameLibrary
 from trimaran.files.row_table import Row
+from trimaran.layout.flops import iteration_flops
 
 
 def test_trimaran_plan_is_the_planner_before_and_after_its_room_is_imported() -> None:
@@ -186,3 +187,18 @@ def test_so_is_one_of_a_table_and_a_name_that_no_row_asks_for(given: dict[str, A
     asked: dict[str, Any] = {"table": "dlperf_v100", **given}
     with pytest.raises(trimaran.TrimaranError, match=re.escape(said)):
         predict(**asked)
+
+
+def test_a_plan_says_what_the_softwares_own_log_will_print() -> None:
+    """Megatron-Core counts half of the scores: at 131,072 tokens that is a third less than what a plan counts."""
+    of_core, of_titan = (
+        plan("llama3.1-8b", "dgx-h100", 16, seq=131072, devices=32, stack=stack)
+        for stack in ("megatron-core", "torchtitan")
+    )
+    (told,) = (note for note in of_core.notes if "a log of megatron-core will say" in note)
+    best = of_core.best
+    printed = float(told.split(" will say ")[1].split()[0])
+    operations = printed * 1e12 * best.devices * best.sec_per_it
+    workload = workload_of("llama3.1-8b", best.global_batch, seq=131072)
+    assert operations == pytest.approx(iteration_flops(workload, best.layout.tp, "megatron_core"), rel=1e-3)
+    assert printed < 0.75 * best.tflops and not any("a log of" in note for note in of_titan.notes)

@@ -8,6 +8,8 @@ never be compared.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from trimaran.nouns.flops_formula import FlopsFormula
 from trimaran.nouns.model import LayerKind, Model, padded_vocab
 from trimaran.nouns.workload import Workload
@@ -19,6 +21,17 @@ from trimaran.operators.counts import (
 
 # What Trimaran's own figures count, MFU among them: so MFU is TFLOPs over the peak of the precision.
 OWN_FORMULA: FlopsFormula = "model_flops"
+
+# What each counts, for whoever lays its figure beside another's.
+COUNTED: Mapping[FlopsFormula, str] = {
+    "megatron_eq3_k4": "4 x forward, layers computed again among them",
+    "megatron_eq3_k3": "3 x forward, scores in full",
+    "bs_old_96BsLh2": "4 x forward without scores and head",
+    "2kN_k4": "4 x forward of parameters alone",
+    "2kN_k3": "3 x forward of parameters alone",
+    "model_flops": "3 x forward, scores in full, nothing computed again",
+    "megatron_core": "3 x forward, of the scores the half that a causal mask keeps, nothing computed again",
+}
 
 # BigScience's table of a 1.3B model computes with a round N, whatever the model's exact count is.
 BIGSCIENCE_1B3_PARAMETERS = 1.3e9

@@ -14,6 +14,7 @@ from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.cost.placed.topology import differs
 from trimaran.layout.axes import DEGREES, PRODUCT_IN_WORDS
 from trimaran.layout.choices import APART, COUNTS
+from trimaran.layout.flops import COUNTED, tflops_per_device
 from trimaran.layout.layout import Layout
 from trimaran.layout.rules import RULES, Violation, violations
 from trimaran.nouns.cluster import Cluster
@@ -72,6 +73,7 @@ def plan_with(case: Case, settings: PlanSettings) -> Plan:
     found = _plan_alike(case, settings)
     notes = (
         *found.notes, *first_of_equals(found), *_idle(case, settings, found), *_faster_offloaded(case, settings, found),
+        *_in_its_log(case, found),
     )  # fmt: skip
     return found.model_copy(update={"notes": notes})
 
@@ -125,6 +127,16 @@ def _faster_offloaded(case: Case, settings: PlanSettings, found: Plan) -> list[s
         f"layouts"
         for word, entry in faster[-1:]
     ]
+
+
+def _in_its_log(case: Case, found: Plan) -> list[str]:
+    """What the software's own log will say where it counts other operations than a plan does."""
+    formula, best = case.stack.flops_formula, found.best
+    if formula is None or formula == best.flops_formula:
+        return []
+    of_best = with_batch(case.workload, best.global_batch)
+    tflops = tflops_per_device(of_best, best.layout.tp, best.devices, best.sec_per_it, formula)
+    return [f"a log of {case.stack.name} will say {tflops:.4g} TFLOPs of the best, since it counts {COUNTED[formula]}"]
 
 
 def _best_entry(case: Case, settings: PlanSettings, within: float = math.inf) -> Entry | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from trimaran.layout.flops import aggregate_pflops
+from trimaran.layout.flops import COUNTED, OWN_FORMULA, aggregate_pflops
 from trimaran.nouns.text import figure
 from trimaran.planner.goodput.forecast import Forecast
 from trimaran.planner.plan import Entry, Plan
@@ -113,7 +113,7 @@ def counted(rows: Iterable[tuple[str, float, float]]) -> str:
     """What the columns TFLOPs and MFU count, and the peaks that MFU is of; rows are (precision, TFLOPs, MFU)."""
     peaks = dict.fromkeys(f"{tflops / mfu:.4g} TFLOPs in {precision}" for precision, tflops, mfu in rows if mfu)
     return (
-        f"TFLOPs and MFU count the model's operations: 3 x forward, scores in full, nothing computed again; "
+        f"TFLOPs and MFU count the model's operations: {COUNTED[OWN_FORMULA]}; "
         f"MFU is TFLOPs over the device's peak{', of ' if peaks else ''}{' and '.join(peaks)}"
     )
 
