@@ -95,12 +95,12 @@ def test_a_file_system_that_cannot_say_for_a_moment_ends_no_allocation(
 
     alive, look = str(tmp_path / "alive"), os.stat
 
-    def stat(path: str, **options: Any) -> os.stat_result:
-        if path != alive:
+    def stat(path: str | Path, **options: Any) -> os.stat_result:
+        if str(path) != alive:
             return look(path, **options)
         raise seen.pop(0)
 
     monkeypatch.setattr(node.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(node.os, "stat", stat)
+    monkeypatch.setattr(os, "stat", stat)
     assert node.hold(alive) == 0
     assert seen == [], "the last look found it removed"

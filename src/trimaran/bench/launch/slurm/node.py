@@ -121,7 +121,7 @@ def hold(lifeline: str) -> int:
 def _is_gone(path: str) -> bool:
     """Whether a file was removed: a file system that cannot say for a moment has not removed it."""
     try:
-        os.stat(path)  # noqa: PTH116 - a Path of a later Python takes every error for a file that is not there
+        Path(path).stat()  # `exists` of a later Python takes every error for a file that is not there
     except OSError as error:
         return isinstance(error, FileNotFoundError)
     return False
