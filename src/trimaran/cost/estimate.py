@@ -21,12 +21,10 @@ from trimaran.cost.memory.limit import memory_limit_gib
 from trimaran.cost.memory.parts import MEMORY_PARTS, stage_memory
 from trimaran.cost.memory.rank_memory import GIB, OnEveryStage
 from trimaran.cost.memory.stage import (
-    StageShape,
+    StageLayers,
     dense_of_stages,
     end_shapes,
     further_ranks,
-    in_flight,
-    put_off,
     shape_between,
 )
 from trimaran.cost.pipeline.closed_form import pipeline_runs, silent_time
@@ -114,10 +112,8 @@ def memory_per_stage(case: Case, grid: LayoutGrid) -> list[tuple[MemoryParts, ..
     each = grid.take(rows)
     head = stages == np.where(each.folded, 0, each.pp - 1)
     held = layers + case.model.mtp_depth * head
-    flying, waiting = in_flight(each, stages * 1.0), put_off(each, stages * 1.0)
-    shape = StageShape(held * 1.0, flying, stages == 0, head, put_off=waiting)
-    if len(case.model.kinds) > 1:
-        shape = replace(shape, dense=dense_of_stages(case.model, grid)[rows, stages])
+    dense = dense_of_stages(case.model, grid)[rows, stages] if len(case.model.kinds) > 1 else 0.0
+    shape = StageLayers(held * 1.0, stages == 0, head, dense).at_work(each, stages * 1.0)
     memory = stage_memory(case, each, shape)
     columns = zip(*((memory.parts[name] / GIB).tolist() for name in MEMORY_PARTS), strict=True)
     # Made unchecked: hundreds of stages, and figures of the model's own.

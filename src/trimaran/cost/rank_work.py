@@ -13,7 +13,7 @@ import numpy as np
 from trimaran.cost.case import Case
 from trimaran.cost.effects.copies import between_copies
 from trimaran.cost.grid import Ints, LayoutGrid, padded_vocab_of
-from trimaran.cost.memory.stage import StageShape, dense_of_stages, expert_parameters, parameters
+from trimaran.cost.memory.stage import StageLayers, dense_of_stages, expert_parameters, parameters
 from trimaran.cost.shapes import part_of
 from trimaran.cost.states import OPTIMIZER, element_bytes, gathered_bytes, gradient_bytes, sent_gradient_bytes, shards
 from trimaran.layout.axes import groups
@@ -169,7 +169,7 @@ def _replicas(case: Case, layout: Layout, grid: LayoutGrid, stage: int) -> Itera
     layers = grid.splits.layers(grid.split_row).sum(axis=1)[:, stage] * 1.0
     dense = dense_of_stages(case.model, grid)[:, stage]
     ends = np.array([stage == 0]), np.array([stage == (0 if layout.schedule in FOLDED else layout.pp - 1)])
-    shape = StageShape(layers, np.ones(1), *ends, dense)
+    shape = StageLayers(layers, *ends, dense)
     held = _number(parameters(case.model, case.stack, grid, shape))
     gradient, weight = _number(sent_gradient_bytes(grid, case.stack)), _number(gathered_bytes(case, grid))
     zero = 3 if layout.dp_kind == "fully_sharded" else layout.zero_stage

@@ -13,34 +13,42 @@ from trimaran.nouns.stack import Stack
 
 
 @dataclass(frozen=True)
-class StageShape:
-    """What a rank of one stage holds: layers, micro-batches in flight (in units of whole stages), ends.
+class StageLayers:
+    """Layers and ends that a rank of one stage holds.
 
     Layers that predict further tokens are among those of the stage of the head. So many of the layers as are `dense`
-    have an MLP where the model's others have a mixture of experts. Of the micro-batches in flight `put_off` are those
-    whose weights' gradients are not made yet, and the factors of these stay.
+    have an MLP where the model's others have a mixture of experts.
     """
 
     layers: Floats
-    in_flight: Floats
     embedding: Bools
     head: Bools
     dense: Floats | float = 0.0
+
+    def at_work(self, grid: LayoutGrid, stage: Floats) -> StageShape:
+        """The same of ranks of `stage` (0 the first) at the peak of an iteration."""
+        flying, waiting = in_flight(grid, stage), put_off(grid, stage)
+        return StageShape(self.layers, self.embedding, self.head, self.dense, in_flight=flying, put_off=waiting)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageShape(StageLayers):
+    """What a rank of one stage holds at its peak: micro-batches in flight besides, in units of whole stages.
+
+    Of these `put_off` are those whose weights' gradients are not made yet, and the factors of these stay.
+    """
+
+    in_flight: Floats
     put_off: Floats | float = 0.0
 
 
-def end_shapes(model: Model, grid: LayoutGrid) -> tuple[StageShape, StageShape, StageShape]:
-    """The first rank of a pipeline, the fullest of those between with most layers, and the last, of every layout.
+def end_layers(model: Model, grid: LayoutGrid) -> tuple[StageLayers, StageLayers, StageLayers]:
+    """The first rank of a pipeline, one of those between with most layers, and the last, of every layout.
 
     Folded, the first one has both ends. Layers that predict further tokens are on the rank of the head.
     """
     both_ends, single = (grid.pp == 1) | grid.folded, grid.pp == 1
-    yes, no = np.ones(len(grid), dtype=bool), np.zeros(len(grid), dtype=bool)
-    last = np.maximum(grid.pp - 1, 0).astype(np.float64)
-    down, up = grid.splits.fullest_between(model.dense_layers)
-    puts_off = grid.chose("schedule", "zero_bubble")
-    first, middle = np.zeros(len(grid)), np.where(puts_off, up[grid.split_row, 0], down[grid.split_row, 0])
-    middle = np.minimum(last, middle)
+    no, head_is_last = np.zeros(len(grid), dtype=bool), ~grid.folded | single
     layers = grid.splits.first, grid.splits.middle, grid.splits.last
     counts = [ranks[grid.split_row].astype(np.float64) for ranks in layers]
     dense: Sequence[Floats | float] = (0.0, 0.0, 0.0)
@@ -49,11 +57,24 @@ def end_shapes(model: Model, grid: LayoutGrid) -> tuple[StageShape, StageShape, 
     elif model.experts_every > 1:
         dense = [_dense_between(model, count) for count in counts]
     counts[0] = counts[0] + model.mtp_depth * both_ends
-    counts[2] = counts[2] + model.mtp_depth * (~grid.folded | single)
+    counts[2] = counts[2] + model.mtp_depth * head_is_last
     return (
-        StageShape(counts[0], in_flight(grid, first), yes, both_ends, dense[0], put_off(grid, first)),
-        StageShape(counts[1], in_flight(grid, middle), no, no, dense[1], put_off(grid, middle)),
-        StageShape(counts[2], in_flight(grid, last), single, ~grid.folded | single, dense[2], put_off(grid, last)),
+        StageLayers(counts[0], ~no, both_ends, dense[0]),
+        StageLayers(counts[1], no, no, dense[1]),
+        StageLayers(counts[2], single, head_is_last, dense[2]),
+    )
+
+
+def end_shapes(model: Model, grid: LayoutGrid) -> tuple[StageShape, StageShape, StageShape]:
+    """The same at the peak of an iteration; of the ranks between with most layers the fullest."""
+    last = np.maximum(grid.pp - 1, 0).astype(np.float64)
+    down, up = grid.splits.fullest_between(model.dense_layers)
+    middle = np.where(grid.chose("schedule", "zero_bubble"), up[grid.split_row, 0], down[grid.split_row, 0])
+    of_first, of_middle, of_last = end_layers(model, grid)
+    return (
+        of_first.at_work(grid, np.zeros(len(grid))),
+        of_middle.at_work(grid, np.minimum(last, middle)),
+        of_last.at_work(grid, last),
     )
 
 
@@ -88,7 +109,7 @@ def shape_between(model: Model, grid: LayoutGrid, rank: Ints) -> StageShape:
         dense = grid.splits.first_of_rank(grid.split_row, rank, model.dense_layers)
     elif model.experts_every > 1:
         dense = _dense_between(model, layers)
-    return StageShape(layers, in_flight(grid, at), no, no, dense, put_off(grid, at))
+    return StageLayers(layers, no, no, dense).at_work(grid, at)
 
 
 def dense_of_stages(model: Model, grid: LayoutGrid) -> Floats:
@@ -114,12 +135,12 @@ def in_flight(grid: LayoutGrid, stage: Floats) -> Floats:
     m, p, v = grid.micro_batches.astype(np.float64), grid.pp, grid.vpp
     one_f_one_b = np.minimum(p - stage, m) + put_off(grid, stage)
     flying = np.where(grid.chose("schedule", "gpipe"), m, one_f_one_b)
-    interleaved = grid.chose("schedule", "interleaved")
-    if interleaved.any():
+    interleaved = np.flatnonzero(grid.chose("schedule", "interleaved"))
+    if len(interleaved):
         # one more where a forward runs beside another micro-batch's backward (Megatron-Core 0.15, schedules.py:730)
         beside = grid.chose("ep_overlap", "batch")
         chunks = np.minimum(2.0 * (p - stage - 1) + (v - 1.0) * p + 1.0 + beside, m * v)
-        flying = np.where(interleaved, _whole_stages(grid, stage, chunks), flying)
+        flying[interleaved] = _whole_stages(grid, interleaved, stage[interleaved], chunks[interleaved])
     if grid.folded.any():
         flying = np.where(grid.folded, _folded_in_flight(grid, stage), flying)
     return np.where(p > 1, flying, 1.0)
@@ -134,8 +155,8 @@ def put_off(grid: LayoutGrid, stage: Floats) -> Floats:
     return np.where(puts_off, np.minimum(p, m) - np.minimum(p - stage, m), 0.0)
 
 
-def _whole_stages(grid: LayoutGrid, rank: Floats, turns: Floats) -> Floats:
-    """What a rank of an interleaved pipeline keeps at its peak, over what it keeps of one micro-batch.
+def _whole_stages(grid: LayoutGrid, rows: Ints, rank: Floats, turns: Floats) -> Floats:
+    """What a rank of interleaved pipelines, the grid's at `rows`, keeps at its peak, over what one micro-batch takes.
 
     Turns go by p micro-batches through its chunks, forwards from the first on, backwards from the last on, after so
     many `turns` of warm-up one of each. Where its chunks are alike the warm-up is the peak. Where they are not, as
@@ -143,31 +164,38 @@ def _whole_stages(grid: LayoutGrid, rank: Floats, turns: Floats) -> Floats:
     either comes to its next chunk; a round of all chunks later that recurs. Chunks between a rank's first and its last
     count as their mean.
     """
-    p, v = grid.pp.astype(np.float64), grid.vpp
-    first, last = grid.splits.chunks(grid.split_row, rank)
-    layers = grid.splits.of_rank(grid.split_row, rank)
+    p, v, m, split_row = (column[rows] for column in (grid.pp * 1.0, grid.vpp, grid.micro_batches, grid.split_row))
+    first, last = grid.splits.chunks(split_row, rank)
+    layers = grid.splits.of_rank(split_row, rank)
     around = v * p
     # where there are no chunks between the ends' these two hold all layers
     between = np.where(v > 2, (layers - first - last) / np.maximum(v - 2.0, 1.0), last)
 
+    def in_rounds(done: Floats) -> tuple[Floats, Floats]:
+        """Whole rounds of so many turns, and the turns beyond: NumPy's % takes ten times as long."""
+        rounds = np.floor(done / around)
+        return rounds, done - rounds * around
+
     def begun(done: Floats) -> Floats:
         """Turns of so many that are of the chunk that comes first."""
-        return np.asarray(np.floor(done / around) * p + np.minimum(done % around, p))
+        rounds, beyond = in_rounds(done)
+        return rounds * p + np.minimum(beyond, p)
 
     def ended(done: Floats) -> Floats:
         """Turns of so many that are of the chunk that comes last."""
-        return np.asarray(np.floor(done / around) * p + np.maximum(done % around - (around - p), 0.0))
+        rounds, beyond = in_rounds(done)
+        return rounds * p + np.maximum(beyond - (around - p), 0.0)
 
-    most = np.zeros(len(grid))
-    steady = np.maximum(grid.micro_batches * v - turns, 0.0)
+    most = np.zeros(len(rows))
+    steady = np.maximum(m * v - turns, 0.0)
     ends = (0.0 * p, p, around - p)
-    for backwards in (*ends, *((end - turns) % around for end in ends)):
+    for backwards in (*ends, *(in_rounds(end - turns)[1] for end in ends)):
         done = np.minimum(backwards, steady)
         of_first, of_last = begun(turns + done) - ended(done), ended(turns + done) - begun(done)
         most = np.maximum(most, turns * between + of_first * (first - between) + of_last * (last - between))
     weighed = most / np.maximum(layers, 1.0)
     # fewer micro-batches than ranks take no turns by p
-    return np.asarray(np.where((layers > 0) & (grid.micro_batches >= p), weighed, turns / v))
+    return np.asarray(np.where((layers > 0) & (m >= p), weighed, turns / v))
 
 
 def _folded_in_flight(grid: LayoutGrid, rank: Floats) -> Floats:
@@ -186,7 +214,7 @@ def _folded_in_flight(grid: LayoutGrid, rank: Floats) -> Floats:
     return np.asarray(kept / np.maximum(down + up, 1.0))
 
 
-def parameters(model: Model, stack: Stack, grid: LayoutGrid, shape: StageShape) -> Floats:
+def parameters(model: Model, stack: Stack, grid: LayoutGrid, shape: StageLayers) -> Floats:
     """Parameters on a rank of the stage, before ZeRO shards them."""
     t = grid.tp
     vocabulary = padded_vocab_of(model, stack, t) * model.hidden / t
@@ -204,7 +232,7 @@ def parameters(model: Model, stack: Stack, grid: LayoutGrid, shape: StageShape) 
     return np.asarray(stage_layer_parameters(model, grid, shape) + ends + norm)
 
 
-def stage_layer_parameters(model: Model, grid: LayoutGrid, shape: StageShape) -> Floats:
+def stage_layer_parameters(model: Model, grid: LayoutGrid, shape: StageLayers) -> Floats:
     """Parameters of all layers on a rank of the stage."""
     if not model.experts and model.latent_attention is None:
         return shape.layers * rank_layer_parameters(model, grid, "dense")
@@ -242,14 +270,14 @@ def rank_expert_parameters(model: Model, grid: LayoutGrid) -> Floats:
     return np.asarray(model.expert_parameters / grid.fold("ep", "etp"))
 
 
-def expert_parameters(model: Model, grid: LayoutGrid, shape: StageShape) -> Floats:
+def expert_parameters(model: Model, grid: LayoutGrid, shape: StageLayers) -> Floats:
     """Parameters of routed experts on a rank of the stage, before ZeRO shards them."""
     return (shape.layers - shape.dense) * rank_expert_parameters(model, grid)
 
 
 def fullest_parameters(model: Model, stack: Stack, grid: LayoutGrid) -> tuple[Floats, Floats | None]:
     """Parameters on the rank that has most of them, and those of them that are routed experts'; None: it has none."""
-    shapes = end_shapes(model, grid)
+    shapes = end_layers(model, grid)
     each = [parameters(model, stack, grid, shape) for shape in shapes]
     if not model.experts:
         return np.maximum(np.maximum(each[0], each[1]), each[2]), None

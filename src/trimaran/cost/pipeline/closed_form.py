@@ -8,16 +8,15 @@ trimaran.cost.pipeline.lockstep plays the schedules themselves; benchmarks/plann
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from trimaran.cost.grid import Floats, Ints, LayoutGrid
 from trimaran.cost.pipeline.folded_form import folded_time
-from trimaran.cost.pipeline.pipelines import Pipelines
+from trimaran.cost.pipeline.paced_paths import PacedPaths
+from trimaran.cost.pipeline.pipelines import AlikePipelines, Pipelines
 from trimaran.cost.pipeline.runs import OF_STACK, PipelineRuns
 from trimaran.cost.pipeline.stage_times import StageTimes
 from trimaran.cost.splits.split_table import SplitTable
@@ -25,8 +24,8 @@ from trimaran.nouns.stack import FOLDED, Schedule
 
 # An odd number with bits all over, by which a hash is multiplied (of splitmix64, Steele et al., OOPSLA 2014).
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
-# A round trip that gains less of a micro-batch's work gains nothing.
-_ROUND_OFF = 1e-9
+# Pipelines whose paths are looked at together: some twenty arrays over them stay in the nearest cache.
+_BLOCK = 8192
 
 
 @dataclass(frozen=True)
@@ -127,13 +126,16 @@ def _longest(pipelines: Pipelines, times: StageTimes) -> Floats:
             continue
         pivots = _pivot_counts(pipelines.splits, formula)[pipelines.split_row[members]]
         for count in np.flatnonzero(np.bincount(pivots)).tolist():
-            rows = members[pivots == count]
-            pipe = _Pipes(schedule, pipelines.take(rows), times.take(rows), count)
-            longest[rows] = formula(pipe)
+            for rows in _blocks(members[pivots == count]):
+                longest[rows] = formula(AlikePipelines(schedule, pipelines.take(rows), times.take(rows), count))
     return longest
 
 
-def _pivot_counts(splits: SplitTable, formula: Callable[[_Pipes], Floats]) -> Ints:
+def _blocks(rows: Ints) -> Iterator[Ints]:
+    return (rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK))
+
+
+def _pivot_counts(splits: SplitTable, formula: Callable[[AlikePipelines], Floats]) -> Ints:
     if formula is _gpipe:
         return np.zeros(len(splits.splits), dtype=np.int64)
     return splits.warm_up_counts if formula is _interleaved else splits.pivot_counts
@@ -165,42 +167,7 @@ def pipeline_runs(grid: LayoutGrid, times: StageTimes) -> PipelineRuns:
     )
 
 
-@dataclass(frozen=True)
-class _Pipes:
-    """Pipelines of one schedule that have as many pivots: arrays over layouts."""
-
-    schedule: Schedule
-    pipelines: Pipelines
-    times: StageTimes
-    pivots: int
-
-    @property
-    def blocks(self) -> bool:
-        """Whether ranks wait while they send."""
-        return self.schedule in self.times.blocks
-
-    @cached_property
-    def p(self) -> Floats:
-        """Ranks of each."""
-        return self.pipelines.ranks * 1.0
-
-    @cached_property
-    def m(self) -> Floats:
-        """Micro-batches of each."""
-        return self.pipelines.micro_batches * 1.0
-
-    @property
-    def splits(self) -> SplitTable:
-        """Stage splits, of which each pipeline has the one at its `split_row`."""
-        return self.pipelines.splits
-
-    @property
-    def split_row(self) -> Ints:
-        """Row of each pipeline's stage split."""
-        return self.pipelines.split_row
-
-
-def _gpipe(pipe: _Pipes) -> Floats:
+def _gpipe(pipe: AlikePipelines) -> Floats:
     """All forwards, then all backwards: each sweep is paced by its slowest part, a rank or a link. Exact.
 
     Stages that share cores are all at work in between, and one after the other as a sweep begins and ends.
@@ -212,7 +179,7 @@ def _gpipe(pipe: _Pipes) -> Floats:
     return np.asarray(_once(pipe) + (pipe.m - 1.0) * pace)
 
 
-def _slowest(pipe: _Pipes) -> tuple[Floats, Floats]:
+def _slowest(pipe: AlikePipelines) -> tuple[Floats, Floats]:
     """Seconds of the slowest rank's forward of one micro-batch, and of the slowest one's backward."""
     t, splits, split_row = pipe.times, pipe.splits, pipe.split_row
     waits = t.send_arrives if pipe.blocks else 0.0
@@ -225,7 +192,7 @@ def _slowest(pipe: _Pipes) -> tuple[Floats, Floats]:
     return forward, backward
 
 
-def _once(pipe: _Pipes) -> Floats:
+def _once(pipe: AlikePipelines) -> Floats:
     """One micro-batch through all stages and back."""
     t = pipe.times
     ends = t.first_forward + t.first_backward + t.last_forward + t.last_backward
@@ -233,12 +200,12 @@ def _once(pipe: _Pipes) -> Floats:
     return pipe.splits.totals[pipe.split_row] * (t.forward + t.backward) + ends + sends
 
 
-def _paced(pipe: _Pipes) -> Floats:
+def _paced(pipe: AlikePipelines) -> Floats:
     """1F1B, and zero-bubble ZB-H1 (Qi et al., arXiv 2401.10241): the longest of the paths by each pivot.
 
     Stages that share cores are all at work in 1F1B's middle, and one after the other as it begins and ends.
     """
-    paths = _PacedPaths(pipe)
+    paths = PacedPaths(pipe)
     longest = np.maximum.reduce([paths.by(pivot) for pivot in range(pipe.pivots)])
     crowded = pipe.times.crowding > 1.0
     if pipe.schedule != "1f1b" or not crowded.any():
@@ -248,102 +215,7 @@ def _paced(pipe: _Pipes) -> Floats:
     return np.where(crowded, np.maximum(longest, _once(pipe) + middle), longest)
 
 
-class _Pivot(NamedTuple):
-    """A rank, its layers, and those of the ranks before and behind it."""
-
-    rank: Floats
-    layers: Floats
-    before: Floats
-    behind: Floats
-
-
-class _PacedPaths:
-    """Paths through 1F1B by one pivot each.
-
-    Under zero-bubble rank q puts weight gradients off by q micro-batches: they delay neither the way down and up nor
-    round trips and are done, q + 1 of them, after the last backward.
-    Rank q keeps k = p - q micro-batches in flight. A round trip from it to the last stage spares it the work of
-    k - 1 micro-batches: at the start their forwards, at the end their backwards, in between both; one to a rank
-    n - 1 behind it that of n - 1. An eager 1F1B keeps 2 k - 1, and a round trip spares it twice as many.
-    """
-
-    def __init__(self, pipe: _Pipes) -> None:
-        t, split_row = pipe.times, pipe.split_row
-        self.t, self.m, self.p, self.blocks = t, pipe.m, pipe.p, pipe.blocks
-        self.ahead = 2.0 if t.eager and pipe.schedule == "1f1b" else 1.0
-        self.puts_off = pipe.schedule == "zero_bubble"
-        table = np.stack(pipe.splits.pivots)[:, :, : pipe.pivots]
-        self.pivots = [_Pivot(*at) for at in np.ascontiguousarray(table.transpose(2, 0, 1))[:, :, split_row]]
-        self.last = pipe.pivots - 1
-        # Round trips lead to the last rank of a run of equal ranks: the first and the last rank, and of the three
-        # pivots of each run between them the third.
-        self.run_ends = [*range(0, self.last, 3), self.last]
-        self.wait: Floats | float = t.send_arrives if pipe.blocks else 0.0
-        self.layer_up = t.backward - t.weight if self.puts_off else t.backward
-        self.layer = t.forward + self.layer_up
-        self.two_sends = 2.0 * t.send_arrives
-        self.last_stage = t.last_forward + t.last_backward - self.wait
-        self.first_weights = pipe.splits.first[split_row] * t.weight if self.puts_off else 0.0
-
-    def by(self, pivot: int) -> Floats:
-        """Seconds of the longest path that stays with a pivot for all micro-batches, but for round trips."""
-        t, m, wait = self.t, self.m, self.wait
-        q, layers, before, behind = self.pivots[pivot]
-        behind_it = self.p - q - 1.0
-        down, up = layers * t.forward + wait, layers * self.layer_up + wait
-        fill: Floats | float = 0.0
-        drain: Floats | float = 0.0
-        if pivot == 0:
-            down, up = down + t.first_forward, up + (t.first_backward - wait)
-        else:
-            sends = q * t.send_arrives
-            fill = before * t.forward + t.first_forward + sends
-            drain = before * self.layer_up + (t.first_backward - wait) + sends
-        if pivot == self.last:
-            down, up = down + (t.last_forward - wait), up + t.last_backward
-        back, end = up, drain
-        if self.puts_off:
-            # The end: the weight gradients that the pivot still has, or up to the first rank and one of its own.
-            weights = layers * t.weight
-            back = up + weights
-            end = np.maximum(drain + self.first_weights - np.minimum(q + 1.0, m) * weights, 0.0)
-        work = down + back if self.blocks else np.maximum(down + back, t.send_held)
-        path = m * work + fill
-        if pivot == self.last:
-            return np.asarray(path + end)
-        round_trip = behind * self.layer + self.last_stage + behind_it * self.two_sends
-        spared = self.ahead * behind_it
-        between = m - 2.0 - spared
-        at_start = np.maximum(round_trip - spared * down, 0.0)
-        at_end = np.maximum(round_trip - spared * back, 0.0)
-        several = at_start + at_end + self._gained_between(pivot, work, between)
-        only_one = np.maximum(round_trip - (m - 1.0) * np.minimum(down, back), 0.0)
-        return np.asarray(path + np.where(between >= 0.0, several, only_one) + end)
-
-    def _gained_between(self, pivot: int, work: Floats, micro_batches: Floats) -> Floats:
-        """Seconds by which round trips to ranks behind make the path longer, in so many micro-batches in between."""
-        q, _, _, behind = self.pivots[pivot]
-        most, least, each_trip = np.zeros(len(work)), _ROUND_OFF * work, self.two_sends - self.ahead * work
-        for end in self.run_ends:
-            if end <= pivot:
-                continue
-            target = self.pivots[end]
-            trips = target.rank - q
-            gain = (behind - target.behind) * self.layer + trips * each_trip
-            if end == self.last:
-                gain += self.last_stage
-            # Most pivots have as much to do as the ranks behind them: nothing is gained, but for round-off.
-            gains = np.flatnonzero(gain > least)
-            if not len(gains):
-                continue
-            there, left = (self.ahead * trips)[gains], micro_batches[gains]
-            laps = np.floor(left / (there + 1.0))
-            laps += np.maximum(left - laps * (there + 1.0) - 1.0, 0.0) / np.maximum(there, 1.0)
-            most[gains] = np.maximum(most[gains], laps * gain[gains])
-        return most
-
-
-def _interleaved(pipe: _Pipes) -> Floats:
+def _interleaved(pipe: AlikePipelines) -> Floats:
     """1F1B whose fill and drain shrink by v (Narayanan et al., arXiv 2104.04473, section 2.2).
 
     The pivot q runs w forwards until its first backward, and w backwards from its last forward on. The longest ways
@@ -407,7 +279,7 @@ def _longer(detour: Floats, ahead_s: tuple[Floats, Floats, Floats], back_s: tupl
     return np.asarray(more + back * back_s[0] + last_back * back_s[1] - first_back * back_s[2])
 
 
-def _round(pipe: _Pipes, layer: Floats, send: Floats) -> Floats:
+def _round(pipe: AlikePipelines, layer: Floats, send: Floats) -> Floats:
     """Seconds of a group of PP micro-batches on the slowest way round that does not stay on one rank.
 
     In each phase but one such a way goes up through a chunk with its gradients, down through one with its
@@ -427,7 +299,7 @@ def _round(pipe: _Pipes, layer: Floats, send: Floats) -> Floats:
     return np.asarray(total)
 
 
-_FORMULAS: dict[Schedule, Callable[[_Pipes], Floats]] = {
+_FORMULAS: dict[Schedule, Callable[[AlikePipelines], Floats]] = {
     "gpipe": _gpipe,
     "1f1b": _paced,
     "zero_bubble": _paced,

@@ -20,7 +20,7 @@ from trimaran.cost.effects.effect import IterationCost
 from trimaran.cost.effects.gradient_traffic import ends_sum_embedding, exposed_time, tied_gradient_bytes
 from trimaran.cost.effects.time_effects import time_parts
 from trimaran.cost.grid import Floats, Ints, LayoutGrid
-from trimaran.cost.memory.stage import end_shapes, expert_parameters, parameters
+from trimaran.cost.memory.stage import end_layers, expert_parameters, parameters
 from trimaran.cost.network import Network
 from trimaran.cost.pipeline.closed_form import pipeline_runs, silent_time
 from trimaran.cost.pipeline.lockstep import ends
@@ -379,14 +379,14 @@ class PlacedCost:
     @cached_property
     def _held(self) -> list[Floats]:
         """Parameters of a rank of the first, of a middle and of the last stage."""
-        shapes = end_shapes(self.case.model, self.grid)
+        shapes = end_layers(self.case.model, self.grid)
         return [parameters(self.case.model, self.case.stack, self.grid, shape) for shape in shapes]
 
     @cached_property
     def _experts_held(self) -> list[Floats | None]:
         """Those of them that are routed experts'; None where the model has none."""
         model = self.case.model
-        shapes = end_shapes(model, self.grid)
+        shapes = end_layers(model, self.grid)
         return [expert_parameters(model, self.grid, shape) if model.experts else None for shape in shapes]
 
     def _slowest(self, kinds: Collection[int]) -> int:
