@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import shutil
 import sys
@@ -67,16 +68,20 @@ def fingerprint(job: DataJob) -> str:
 
 
 def _add_files(checksum: hashlib.blake2b, field: str, files: list[Path], max_mib: float | None) -> None:
-    left = float("inf") if max_mib is None else max_mib * MIB
+    left = most = math.inf if max_mib is None else max_mib * MIB
     for file in files:
+        size = 0
         try:
             with open_file(file, f"{field}: {file}", None) as opened:
                 content = hashlib.file_digest(opened, "blake2b").digest()
             if max_mib is not None:
-                left -= plain_text_size(file)
+                size = plain_text_size(file)
         except OSError as error:
             raise TrimaranError(f"{field}: {file} cannot be read: {error.strerror}; check the path") from None
+        left -= size
         checksum.update(ending(file).encode() + content)
+        if size > most:
+            checksum.update(b"its beginning")  # such a file was read whole before
         if left <= 0:
             # text beyond `max_mib` is not read, so it does not count
             break

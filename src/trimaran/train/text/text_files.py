@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
+import math
 import sysconfig
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from io import BufferedReader, TextIOWrapper
+from io import BufferedReader, IncrementalNewlineDecoder
 from pathlib import Path
 
 from trimaran.files.user_file import from_home, open_file, regular_file
@@ -18,8 +20,9 @@ from trimaran.train.text.megatron_data import is_megatron
 
 STDLIB = "python-stdlib"
 MIB = 1 << 20
-# A file that is a single document is read whole.
+# A file that is a single document is read whole, but piece by piece: of what is no text the first one says so.
 DOCUMENT_BYTES = 16 << 30
+PIECE_BYTES = 1 << 20
 
 # Parquet row groups are read a batch of rows at a time, so that memory stays bounded.
 PARQUET_ROWS = 1024
@@ -61,7 +64,7 @@ def plain_text_size(file: Path) -> int:
     if ending(file) in _RECORDS:
         return 0
     try:
-        return len(_whole(file).encode())
+        return sum(len(piece.encode()) for piece in _pieces(file))
     except UnicodeDecodeError:
         return 0
 
@@ -77,17 +80,17 @@ def _wanted(inside: Path) -> bool:
 
 
 def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
-    """Every document of every file of a text, until `max_mib` of text were read.
+    """Every document of every file of a text, until `max_mib` of text were read; of a file that has more its beginning.
 
     A file that is named has to be readable text, and so has one of records; in a folder, other files are passed over.
     Raises TrimaranError naming a file that cannot be read, or where none holds text.
     """
     named = {from_home(path) for path in text.paths}
-    left = float("inf") if settings.max_mib is None else settings.max_mib * MIB
+    left = most = math.inf if settings.max_mib is None else settings.max_mib * MIB
     any_document = False
     for file in text_files(text):
         try:
-            for document in _read(file, settings.text_field):
+            for document in _read(file, settings.text_field, most):
                 if not document:
                     continue
                 any_document = True
@@ -107,11 +110,11 @@ def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
         raise TrimaranError(f"data.paths: {', '.join(text.paths)} hold no text: name files that do")
 
 
-def _read(file: Path, field: str) -> Iterator[str]:
+def _read(file: Path, field: str, most: float) -> Iterator[str]:
     if (kind := ending(file)) in _RECORDS:
         yield from _RECORDS[kind](file, field)
     else:
-        yield _whole(file)
+        yield _document(file, most)
 
 
 def ending(file: Path) -> str:
@@ -120,10 +123,35 @@ def ending(file: Path) -> str:
     return next((known for known in _RECORDS if name.endswith(known)), file.suffix.lower())
 
 
-def _whole(file: Path) -> str:
-    """The text of a file that is a single document."""
-    with TextIOWrapper(open_file(file, f"data.paths: {file}", DOCUMENT_BYTES), encoding="utf-8-sig") as text:
-        return text.read()
+def _document(file: Path, most: float) -> str:
+    """The text of a file that is a single document, of one with more than `most` bytes to the character of the last."""
+    read: list[str] = []
+    for piece in _pieces(file):
+        encoded = piece.encode() if most < math.inf else b""
+        before = encoded[: max(0, math.ceil(most) - 1)] if len(encoded) > most else None
+        read.append(piece if before is None else piece[: len(before.decode(errors="ignore")) + 1])
+        most -= len(encoded)
+        if most <= 0:
+            break
+    return "".join(read)
+
+
+def _pieces(file: Path) -> Iterator[str]:
+    """The text of such a file. Raises UnicodeDecodeError, whose `start` counts from the first byte of the file."""
+    decoder = IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
+    end = 0
+    with open_file(file, f"data.paths: {file}", DOCUMENT_BYTES) as opened:
+        while True:
+            block = opened.read(PIECE_BYTES)
+            end += len(block)
+            try:
+                yield decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                # what could not be decoded ends where the block does, and begins where the last one left off
+                first = end - len(error.object) + error.start
+                raise UnicodeDecodeError(error.encoding, b"", first, first + 1, error.reason) from None
+            if not block:
+                return
 
 
 def _read_jsonl(file: Path, field: str) -> Iterator[str]:
