@@ -133,3 +133,13 @@ def test_experts_lie_as_their_number_and_the_stack_allow(layout: str, stack: Sta
     found = violations(parse_layout(f"{layout},bf16"), mixture, CLUSTER, stack)
     axes = {"experts", "expert_fold", "expert_parallel"}
     assert {violation.rule: violation.of for violation in found if violation.rule in axes} == rules
+
+
+@pytest.mark.parametrize(("tp", "shared", "refused"), [(2, 1, True), (4, 2, True), (2, 2, False), (4, 0, False)])
+def test_shared_experts_are_cut_over_tp_evenly_or_refused(tp: int, shared: int, refused: bool) -> None:
+    """Ranks had columns of different widths and trained another model in silence: whole by its 45, cut by 22 and 23."""
+    model = load_model("mixtral-8x7b").model_copy(update={"moe_ffn_hidden": 45, "shared_experts": shared})
+    mixture = Workload.model_construct(model=model, seq_len=4096, global_batch=96, ramp_up=None)
+    found = violations(parse_layout(f"dp4,tp{tp},sp,etp1,bf16"), mixture, CLUSTER, TRIMARAN)
+    said = f"shared_experts {shared} x moe_ffn_hidden 45 = {45 * shared} are not a multiple of TP {tp}"
+    assert [said in each.sentence for each in found if each.rule == "experts"] == [True] * refused

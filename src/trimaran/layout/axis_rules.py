@@ -190,6 +190,11 @@ def experts(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) 
         return f"experts {model.experts} are not a multiple of EP {layout.ep}: choose an EP that divides them"
     if model.moe_ffn_hidden % etp:
         return f"moe_ffn_hidden {model.moe_ffn_hidden} is not a multiple of ETP {etp}: choose an ETP that divides it"
+    if (shared := model.shared_experts * model.moe_ffn_hidden) % layout.tp:
+        return (
+            f"shared_experts {model.shared_experts} x moe_ffn_hidden {model.moe_ffn_hidden} = {shared} are not a "
+            f"multiple of TP {layout.tp}: choose a TP that divides them"
+        )
     return None
 
 
