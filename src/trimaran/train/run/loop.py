@@ -20,7 +20,7 @@ from trimaran.train.comm.waiting import WaitClock
 from trimaran.train.engine.trainer import StepResult, Trainer
 from trimaran.train.run.course import Course, StopSignals
 from trimaran.train.run.device import choose_device
-from trimaran.train.run.first_weights import first_weights
+from trimaran.train.run.first_weights import first_weights, goes_on
 from trimaran.train.run.log import History, Log, iteration_of
 from trimaran.train.run.meeting import connect
 from trimaran.train.run.memory import memory_parts, memory_record, resident_gib
@@ -55,7 +55,8 @@ def run_steps(
     assert mesh is not None, "every rank of the world is in the layout"
     baseline_gib = resident_gib()
     with heartbeat.during(RankPhase.BUILD):
-        trainer = Trainer(job, mesh, samples, device, first_weights(job, alive), on_action=lambda action: alive())
+        first = first_weights(job, alive, replaced=goes_on(job, mesh.world, device))
+        trainer = Trainer(job, mesh, samples, device, first, on_action=lambda action: alive())
     with heartbeat.during(RankPhase.RESUME):
         tell = Notices(RunFile.NOTICES.of(job.out_dir) if rank == 0 else None).tell
         course = Course(trainer, stop, tell, heartbeat)
