@@ -41,6 +41,15 @@ def test_it_is_refused_before_the_first_trial(tmp_path: Path, train: str, says: 
     assert not (tmp_path / "elsewhere" / "runs" / "tiny" / "trials").exists()
 
 
+def test_weights_that_are_not_there_are_refused_before_the_first_trial(tmp_path: Path) -> None:
+    """Each trial was refused by its ranks, one after the other, and the store had a row `fail` of each."""
+    recipe = tiny_recipe(tmp_path, ["dp1,mbs4", "dp1,mbs2"])
+    recipe.write_text(f'{recipe.read_text()}init_from = "weights"\n')
+    done = run("bench", str(recipe), cwd=tmp_path)
+    assert done.returncode == 2 and "weights does not exist: name a checkpoint" in done.stderr.splitlines()[-1]
+    assert "trial 1" not in done.stderr and not (tmp_path / "runs/tiny/trials").exists()
+
+
 def test_a_training_that_goes_on_is_refused_before_any_rank(tmp_path: Path) -> None:
     """Its ranks refused it, half a minute later, which `trimaran report` counted as a fault of the training."""
     recipe = tiny_recipe(tmp_path)

@@ -15,9 +15,10 @@ from trimaran.recipe.train_settings import TrainSettings
 
 
 class Training(Noun):
-    """What follows on a text: a sample of it is to be there, and before a training trackers and first weights too.
+    """What follows on a text: a sample of it is to be there, first weights, and before a training trackers too.
 
-    `trials` by themselves are neither tracked nor validated, and begin with weights of their own.
+    `trials` by themselves are neither tracked nor validated. They begin with the training's weights: what a mixture's
+    routers have learned decides its experts' load.
     """
 
     workload: Workload

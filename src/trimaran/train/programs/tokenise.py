@@ -244,9 +244,7 @@ def _check_training(training: Training, folder: Path) -> None:
     """Raise TrimaranError where the text, or what is held out of it, is too little, or the first weights do not fit."""
     tokens, settings = Tokens(folder), training.train
     Sampler(tokens, training.workload.seq_len, settings.seed, validation=settings.validation)
-    if training.trials:
-        return
-    if training.train.eval_every is not None:
+    if training.train.eval_every is not None and not training.trials:
         held_out_samples(tokens, training.workload, settings)
     if training.train.init_from is not None:
         # the libraries that read weights, which most texts are tokenised without
