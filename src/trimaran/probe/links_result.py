@@ -12,6 +12,7 @@ from pydantic import Field
 
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.hardware.link import Link
+from trimaran.nouns.hardware.measured import four_digits
 from trimaran.nouns.hardware.node_group import GroupLink, NodeGroup
 from trimaran.nouns.noun import Noun
 from trimaran.probe.alike_nodes import SPEED_ALIKE, alike_groups, filled
@@ -124,9 +125,9 @@ class LinksResult(Noun):
         device = node.device
         if unlike:
             speed = self._speeds([group])[0] / own.gflops
-            peaks = {rate: _digits(peak * speed) for rate, peak in device.peak_tflops.items()}
+            peaks = {rate: four_digits(peak * speed) for rate, peak in device.peak_tflops.items()}
             device = device.model_copy(
-                update={"name": other.device, "peak_tflops": peaks, "mem_gib": _digits(other.mem_gib)}
+                update={"name": other.device, "peak_tflops": peaks, "mem_gib": four_digits(other.mem_gib)}
             )
         return NodeGroup(
             name=name,
@@ -135,7 +136,7 @@ class LinksResult(Noun):
             devices_per_node=max(1, node.devices_per_node * other.slots // own.slots),
             intra=node.intra,
             inter=inter,
-            host_mem_gib=_digits(other.mem_gib) if unlike and node.host_mem_gib else node.host_mem_gib,
+            host_mem_gib=four_digits(other.mem_gib) if unlike and node.host_mem_gib else node.host_mem_gib,
             price_per_device_hour=node.price_per_device_hour,
             spot_price_per_device_hour=node.spot_price_per_device_hour,
         )
@@ -146,8 +147,8 @@ class LinksResult(Noun):
         if not ways:
             return None
         return Link(
-            bandwidth_gbps=_digits(float(np.median([self.bandwidth_gbps[u][v] for u, v in ways]))),
-            latency_us=_digits(float(np.median([self.latency_us[u][v] for u, v in ways]))),
+            bandwidth_gbps=four_digits(float(np.median([self.bandwidth_gbps[u][v] for u, v in ways]))),
+            latency_us=four_digits(float(np.median([self.latency_us[u][v] for u, v in ways]))),
         )
 
     def _nearest(self, group: Sequence[int]) -> Link:
@@ -162,7 +163,7 @@ class LinksResult(Noun):
         return (
             link
             if slower * ALIKE > link.bandwidth_gbps
-            else link.model_copy(update={"bandwidth_gbps": _digits(slower)})
+            else link.model_copy(update={"bandwidth_gbps": four_digits(slower)})
         )
 
     def _between(
@@ -186,12 +187,14 @@ class LinksResult(Noun):
         if link is None:  # time allowed no pair of the two: as of nodes nearby
             latency, bandwidth = self._all_ways
             u, v = groups[source][0], groups[target][0]
-            link = Link(bandwidth_gbps=_digits(float(bandwidth[u, v])), latency_us=_digits(float(latency[u, v])))
+            link = Link(
+                bandwidth_gbps=four_digits(float(bandwidth[u, v])), latency_us=four_digits(float(latency[u, v]))
+            )
         found = next((each for each in self.at_once if each.groups == (source, target)), None)
         if found is None:
             return link, False
         rate = found.pairs * found.each_gbps if found.shared else found.each_gbps
-        return link.model_copy(update={"bandwidth_gbps": _digits(rate)}), found.shared
+        return link.model_copy(update={"bandwidth_gbps": four_digits(rate)}), found.shared
 
     @property
     def _all_ways(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -209,7 +212,3 @@ def _beginning(words: Sequence[str]) -> str:
     """What all words begin with."""
     first, last = min(words), max(words)
     return first[: next((place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
-
-
-def _digits(number: float) -> float:
-    return float(f"{number:.4g}")

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.hardware.device import Device
 from trimaran.nouns.hardware.link import Link
-from trimaran.nouns.hardware.measured import CollectiveTime
+from trimaran.nouns.hardware.measured import CollectiveTime, four_digits
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.precision import Rate
 from trimaran.nouns.probed_model import ProbedModel
@@ -75,14 +75,14 @@ def cluster_from(settings: ProbeSettings, result: ProbeResult, name: str) -> Clu
     device = Device(
         name=f"{result.device_name}, {counted(threads, 'core')}" if on_cpu else result.device_name,
         kind="cpu" if on_cpu else "gpu",
-        peak_tflops={precision: _digits(peak) for precision, peak in peaks.items()},
-        mem_gib=_digits(result.mem_gib),
-        mem_bandwidth_gb_s=_digits(result.mem_bandwidth_gb_s),
-        context_gib=_digits(result.context_gib),
+        peak_tflops={precision: four_digits(peak) for precision, peak in peaks.items()},
+        mem_gib=four_digits(result.mem_gib),
+        mem_bandwidth_gb_s=four_digits(result.mem_bandwidth_gb_s),
+        context_gib=four_digits(result.context_gib),
         multiprocessors=result.multiprocessors,
         cores=threads if on_cpu else 0,
-        op_overhead_us=_digits(result.op_overhead_us),
-        experts_code_mib={precision: _digits(mib) for precision, mib in result.experts_code_mib.items()},
+        op_overhead_us=four_digits(result.op_overhead_us),
+        experts_code_mib={precision: four_digits(mib) for precision, mib in result.experts_code_mib.items()},
     )
     link = _link(result.collectives, result.mem_bandwidth_gb_s)
     return Cluster(
@@ -93,18 +93,18 @@ def cluster_from(settings: ProbeSettings, result: ProbeResult, name: str) -> Clu
         intra=link,
         inter=link,
         cores_per_node=usable_cores() if on_cpu else 0,
-        host_mem_gib=_digits(memory_gib()) if on_cpu else 0.0,
+        host_mem_gib=four_digits(memory_gib()) if on_cpu else 0.0,
         source=f"trimaran {version('trimaran')} probe{' --quick' if settings.quick else ''}, "
         f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC",
-        matmul=tuple(rate.model_copy(update={"tflops": _digits(rate.tflops)}) for rate in result.matmul),
-        collectives=tuple(c.model_copy(update={"time_us": _digits(c.time_us)}) for c in result.collectives),
+        matmul=tuple(rate.model_copy(update={"tflops": four_digits(rate.tflops)}) for rate in result.matmul),
+        collectives=tuple(c.model_copy(update={"time_us": four_digits(c.time_us)}) for c in result.collectives),
         attention=tuple(
-            a.model_copy(update={"forward_us": _digits(a.forward_us), "backward_us": _digits(a.backward_us)})
+            a.model_copy(update={"forward_us": four_digits(a.forward_us), "backward_us": four_digits(a.backward_us)})
             for a in result.attention
         ),
         contention=tuple(
             c.model_copy(
-                update={k: _digits(getattr(c, k)) for k in ("matmul", "memory", "passes", "overhead", "often")}
+                update={k: four_digits(getattr(c, k)) for k in ("matmul", "memory", "passes", "overhead", "often")}
             )
             for c in result.contention
         ),
@@ -117,7 +117,7 @@ def _models(settings: ProbeSettings, result: ProbeResult) -> tuple[ProbedModel, 
     if settings.model is None or not result.parts:
         return ()
     times = (
-        time.model_copy(update={k: _digits(getattr(time, k)) for k in ("forward_us", "backward_us")})
+        time.model_copy(update={k: four_digits(getattr(time, k)) for k in ("forward_us", "backward_us")})
         for time in result.parts
     )
     return (ProbedModel(stack=settings.stack, model=settings.model, times=tuple(times)),)
@@ -130,14 +130,9 @@ def _link(collectives: Sequence[CollectiveTime], mem_bandwidth_gb_s: float) -> L
     """
     sends = sorted((c.bytes, c.time_us) for c in collectives if c.op == "send")
     if not sends:
-        return Link(bandwidth_gbps=_digits(mem_bandwidth_gb_s * 8), latency_us=0.0)
+        return Link(bandwidth_gbps=four_digits(mem_bandwidth_gb_s * 8), latency_us=0.0)
     size, time_us = sends[-1]
-    return Link(bandwidth_gbps=_digits(size * 8 / time_us / 1e3), latency_us=_digits(sends[0][1]))
-
-
-def _digits(number: float) -> float:
-    """Four significant digits: more would be noise, and files stay readable."""
-    return float(f"{number:.4g}")
+    return Link(bandwidth_gbps=four_digits(size * 8 / time_us / 1e3), latency_us=four_digits(sends[0][1]))
 
 
 def _run_ranks(settings: ProbeSettings, folder: Path) -> None:

@@ -10,6 +10,11 @@ from trimaran.nouns.noun import Noun
 from trimaran.nouns.precision import ProbedRate
 
 
+def four_digits(number: float) -> float:
+    """Four significant digits: more would be noise, and files stay readable."""
+    return float(f"{number:.4g}")
+
+
 class MatmulRate(Noun):
     """One measured matrix product: M x K times K x N in `precision` ran at `tflops`."""
 

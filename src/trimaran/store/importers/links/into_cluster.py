@@ -13,6 +13,7 @@ from trimaran.files.catalogue import cluster_from, cluster_text, validate, write
 from trimaran.files.toml_edit import Path as Place
 from trimaran.files.toml_edit import Value, set_values, with_values
 from trimaran.files.user_file import toml_table
+from trimaran.nouns.hardware.measured import four_digits
 from trimaran.nouns.hardware.node_group import GroupLink
 from trimaran.nouns.noun import TrimaranError
 from trimaran.store.importers.links.measured_link import MeasuredLink
@@ -257,7 +258,7 @@ def _write_own(
     _check_ranks(draft, found, per_node)
     rates = [rate for rate in (found.there_gbps, found.back_gbps) if rate is not None]
     latency = _latency(draft, found, stated, before.get("latency_us"), target)
-    rate = _digits(min(rates))
+    rate = four_digits(min(rates))
     own: Any = draft.table
     for step in place[:-1]:
         own = own[step]
@@ -268,7 +269,7 @@ def _write_own(
         draft.set(place, {"bandwidth_gbps": rate, "latency_us": latency})
     if place == ("inter",) and found.bus_gb_s:
         # of this rate collectives then get all, not a share as of a datasheet's
-        draft.set(("all_reduce_gb_s",), _digits(found.bus_gb_s))
+        draft.set(("all_reduce_gb_s",), four_digits(found.bus_gb_s))
     remarks = list(found.remarks)
     if found.tool != "iperf3" and isinstance(per_node, int) and found.per_host < per_node:
         remarks.append(
@@ -288,7 +289,7 @@ def _write_between(draft: _Draft, target: tuple[str, ...], found: MeasuredLink) 
             ways[second, first] = place
     there, back = (target[0], target[1]), (target[1], target[0])
     known = {there: found.there_gbps, back: found.back_gbps}
-    rates = {way: _digits(rate) for way, rate in known.items() if rate is not None}
+    rates = {way: four_digits(rate) for way, rate in known.items() if rate is not None}
     for name in target:
         _check_ranks(draft, found, {**draft.table, **draft.groups[draft.group(name)]}.get("devices_per_node"))
     stated = {**draft.table, **draft.groups[draft.group(target[0])]}
@@ -340,9 +341,9 @@ def _latency(
     if found.start_up is not None:
         intra = stated.get("intra")
         hop = intra.get("latency_us", 0.0) if isinstance(intra, dict) else 0.0
-        return _digits(found.start_up.latency_us(float(hop)))
+        return four_digits(found.start_up.latency_us(float(hop)))
     if found.delay_us is not None:
-        return _digits(found.delay_us)
+        return four_digits(found.delay_us)
     if isinstance(before, int | float):
         return before
     way_out = found.remarks[0].rpartition(": ")[2] if found.remarks else "run it again"
@@ -371,8 +372,3 @@ def _tell(
             remarks=tuple(remarks),
         )
     )
-
-
-def _digits(number: float) -> float:
-    """Four significant digits: more would be noise."""
-    return float(f"{number:.4g}")
