@@ -95,3 +95,5 @@ PRECISIONS: Mapping[PrecisionName, Precision] = {
         _narrow("nvfp4", "nvfp4", NarrowFormat(0.5, 1.0 / 16.0, tensor_scale=True, one_direction=True, gathers=False)),
     )
 }
+# Those whose products are in what all else is in, by PyTorch's name of it, as software states them.
+BY_DTYPE: Mapping[str, PrecisionName] = {PRECISIONS[rate].dtype: rate for rate in sorted(PROBED_RATES)}

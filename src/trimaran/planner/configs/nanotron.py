@@ -9,11 +9,11 @@ from pydantic import ValidationError
 
 from trimaran.files.hugging_face_config import model_from_config
 from trimaran.nouns.noun import TrimaranError, first_error
+from trimaran.nouns.precision import BY_DTYPE
 from trimaran.nouns.text import quoted
 from trimaran.planner.configs.settings import count, table, word
 from trimaran.planner.configs.stated import Stated, optimizer_of
 
-_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _SCHEDULES = {"afab": "gpipe", "1f1b": "1f1b"}
 # Settings of the model beside its shape that make another one and that no step is counted with.
 _BESIDE = ("sliding_window_size", "no_rope_layer", "rope_seq_len_interpolation_factor")
@@ -44,7 +44,7 @@ def nanotron(document: Mapping[str, Any]) -> Stated:
     layout["recompute"] = "full" if parallelism.get("recompute_layer") is True else "none"
     if sizes["pp"] > 1:
         layout["schedule"] = _SCHEDULES[word(parallelism, "pp_engine", "afab", _SCHEDULES)]
-    precision = _PRECISIONS[word(model, "dtype", "bfloat16", _PRECISIONS)]
+    precision = BY_DTYPE[word(model, "dtype", "bfloat16", BY_DTYPE)]
     if precision == "bf16" and optimizer.get("accumulate_grad_in_fp32") is False:
         precision = "bf16_pure"  # helpers.py: weights are held in fp32 where gradients are summed in it
     layout["precision"] = precision

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 
 from trimaran.nouns.columns import Cell
+from trimaran.nouns.precision import BY_DTYPE
 from trimaran.store.importers.logs.steps import LogReading, mixture, optimizer_cell, stated_cell
 
 _COLUMNS = {
@@ -47,9 +48,9 @@ _CONTEXT_KINDS = {"p2p": "ring", "all_gather": "all_gather", "allgather": "all_g
 # Values of `num_experts` that stand for a dense model.
 _DENSE = ("None", "0", "1", "[1]")
 _PRECISIONS = {
-    "torch.float16": "fp16", "torch.half": "fp16", "torch.bfloat16": "bf16", "torch.float32": "fp32",
-    "fp16": "fp16", "bfloat16": "bf16", "fp32": "fp32",
-}  # fmt: skip
+    **{f"torch.{dtype}": precision for dtype, precision in BY_DTYPE.items()},
+    **{"torch.half": "fp16", "fp16": "fp16", "bfloat16": "bf16", "fp32": "fp32"},
+}
 # By `data_parallel_sharding_strategy` of Megatron's own FSDP.
 _FSDP_STAGES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 NAMES = frozenset({*_COLUMNS, *_OF_EXPERTS, "use_distributed_optimizer", "activations_checkpoint_method"})

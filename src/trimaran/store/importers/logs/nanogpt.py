@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 
 from trimaran.nouns.columns import Cell
+from trimaran.nouns.precision import BY_DTYPE
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of_trainings, stated_cell
 from trimaran.store.importers.text import loss_of
@@ -29,7 +30,6 @@ _SETTING = re.compile(
     r"(?:^|\bOverriding: |\s)(n_layer|n_head|n_embd|block_size|batch_size|dtype) = ['\"]?(\w{1,20})['\"]?\s*(?:#.*)?$"
 )
 _COLUMNS = {"n_layer": "layers", "n_head": "heads", "n_embd": "hidden", "block_size": "seq_len", "batch_size": "mbs"}
-_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 def recognises(text: str) -> bool:
@@ -84,7 +84,7 @@ def _line_of_step(line: str) -> re.Match[str] | None:
 
 def _set(name: str, value: str, reading: LogReading) -> None:
     if name == "dtype":
-        if value in _PRECISIONS:
-            reading.cells["precision"] = _PRECISIONS[value]
+        if value in BY_DTYPE:
+            reading.cells["precision"] = BY_DTYPE[value]
     elif value.isdecimal():
         reading.cells[_COLUMNS[name]] = stated_cell(_COLUMNS[name], value)

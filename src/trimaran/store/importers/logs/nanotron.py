@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from trimaran.nouns.columns import Cell
+from trimaran.nouns.precision import BY_DTYPE
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.logs.steps import (
     LogReading,
@@ -29,9 +30,7 @@ _SETTING = re.compile(
 )
 _WORD = re.compile(r"\b(dtype=torch\.\w{1,20}|recompute_layer=(?:True|False)|name='(?:adam|sgd)\w{0,20}')")
 _WORDS: dict[str, dict[str, Cell]] = {
-    "dtype=torch.bfloat16": {"precision": "bf16"},
-    "dtype=torch.float16": {"precision": "fp16"},
-    "dtype=torch.float32": {"precision": "fp32"},
+    **{f"dtype=torch.{dtype}": {"precision": precision} for dtype, precision in BY_DTYPE.items()},
     "recompute_layer=False": {"recompute": "none"},
     "recompute_layer=True": {"recompute": "full"},
 }
