@@ -14,11 +14,10 @@ import os
 import random
 import signal
 import statistics
-import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Any
 import pytest
 
 from processes import processes_in, rank_of
+from small_disk import mounted
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
@@ -55,17 +55,6 @@ _SLOW_S, _TURN_S, _FULL_S, _AWAY_S, _BEGINS_S = 1.5, 0.03, 1.5, 10.0, 5.0
 _BATCH, _LONG_STEP_S = 64, 0.15
 
 Strike = Callable[[], None]
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, mib: int) -> Iterator[Path]:
-    """A file system of so many MiB, in memory."""
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 class Later:
@@ -287,7 +276,7 @@ def assert_lasts(engine: Engine, whole: Path, kinds: Counter[str], steps: int, f
 
     `whole` is where the same steps were made undisturbed.
     """
-    with small_disk(folder / "disk", 24) as disk:
+    with mounted(folder / "disk", "24m") as disk:
         course = Course(steps)
         faults = Faults(sorted(kinds.elements()), course, engine, disk, disk / "runs" / "train")
         faults.start()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from small_disk import mounted
 from trial_helpers import LIMITS, fake_worker, processes_that_name
 from trimaran.bench.launch import local
 from trimaran.bench.sweep import run_sweep
@@ -47,29 +46,16 @@ TRIALS = {
 }
 
 
-def mount_small_disk(folder: Path, size: str) -> None:
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=False).returncode:
-        if os.geteuid() == 0:
-            pytest.fail("a small disk cannot be mounted here: run in a container that may mount (--cap-add SYS_ADMIN)")
-        pytest.skip("only root may mount a small disk")
-
-
 def test_a_trial_that_fills_the_disk_leaves_room_for_the_rest_of_its_sweep(
     recipe: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount_small_disk(disk, "24m")
     behaviours = {"dp1,tp1,pp1,mbs1": "fill-disk", "dp1,tp1,pp1,mbs2": "ok"}
-    try:
-        with Store(disk / "store.sqlite") as store:
-            rows = run_sweep(
-                recipe, cluster, [parse_layout(text) for text in behaviours], store, data_dir=tmp_path,
-                work_dir=disk / "runs", limits=LIMITS, worker=fake_worker(json.dumps(behaviours)),
-            )  # fmt: skip
-            assert store.measurements() == rows
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+    with mounted(tmp_path / "disk", "24m") as disk, Store(disk / "store.sqlite") as store:
+        rows = run_sweep(
+            recipe, cluster, [parse_layout(text) for text in behaviours], store, data_dir=tmp_path,
+            work_dir=disk / "runs", limits=LIMITS, worker=fake_worker(json.dumps(behaviours)),
+        )  # fmt: skip
+        assert store.measurements() == rows
     assert [row.status for row in rows] == ["fail", "ok"]
     assert "junk of" in (rows[0].evidence or "")
 
@@ -78,21 +64,15 @@ def test_a_trial_that_fills_the_disk_leaves_room_for_the_rest_of_its_sweep(
 def test_a_sweep_where_nearly_everything_fails_ends_with_twenty_true_rows(
     recipe: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount_small_disk(disk, "24m")
     behaviours = json.dumps({layout: behaviour for layout, (behaviour, _, _) in TRIALS.items()})
     limits = Limits(timeout_s=8, start_s=3, hang_s=4, peers_s=0.3, memory_gib=0.25, log_mib=4)
-    try:
-        # store and trials share the disk that one of the trials fills
-        with Store(disk / "store.sqlite") as store:
-            rows = run_sweep(
-                recipe, cluster, [parse_layout(text) for text in TRIALS], store,
-                data_dir=tmp_path, work_dir=disk / "runs", limits=limits, worker=fake_worker(behaviours),
-            )  # fmt: skip
-            assert store.measurements(every_attempt=True) == rows
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+    # store and trials share the disk that one of the trials fills
+    with mounted(tmp_path / "disk", "24m") as disk, Store(disk / "store.sqlite") as store:
+        rows = run_sweep(
+            recipe, cluster, [parse_layout(text) for text in TRIALS], store,
+            data_dir=tmp_path, work_dir=disk / "runs", limits=limits, worker=fake_worker(behaviours),
+        )  # fmt: skip
+        assert store.measurements(every_attempt=True) == rows
     seen = {layout: (row.status, row.evidence) for layout, row in zip(TRIALS, rows, strict=True)}
     for layout, (behaviour, status, words) in TRIALS.items():
         assert seen[layout][0] == status, (layout, behaviour, seen[layout])
@@ -132,23 +112,16 @@ def test_real_ranks_that_die_hang_and_fill_everything_cost_a_sweep_little_and_ar
 ) -> None:
     data = Workspace(tmp_path / "place").data(trainable)
     limits = Limits(timeout_s=500, memory_gib=1.5)
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount_small_disk(disk, "64m")
-
     wrong = json.dumps({layout: sabotage for layout, (sabotage, _, _) in SABOTAGED.items()})
     worker = (str(Path(__file__).with_name("sabotaged_worker.py")), wrong)
     monkeypatch.setattr(local, "TRAINER", worker)  # whose ranks are forked
     began = time.monotonic()
-    try:
-        with Store(disk / "store.sqlite") as store:
-            rows = run_sweep(
-                trainable, cluster, [parse_layout(text) for text in SABOTAGED], store, data_dir=data,
-                work_dir=disk / "runs", limits=limits, worker=(sys.executable, *worker),
-            )  # fmt: skip
-            assert store.measurements(every_attempt=True) == rows
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+    with mounted(tmp_path / "disk", "64m") as disk, Store(disk / "store.sqlite") as store:
+        rows = run_sweep(
+            trainable, cluster, [parse_layout(text) for text in SABOTAGED], store, data_dir=data,
+            work_dir=disk / "runs", limits=limits, worker=(sys.executable, *worker),
+        )  # fmt: skip
+        assert store.measurements(every_attempt=True) == rows
     wall_s = time.monotonic() - began
     for row, (layout, (sabotage, status, words)) in zip(rows, SABOTAGED.items(), strict=True):
         assert row.status == status, (layout, sabotage, row.evidence)

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from many_faults import Engine, assert_lasts, end_first, events_in, small_disk, train
+from many_faults import Engine, assert_lasts, end_first, events_in, train
 from processes import processes_in
+from small_disk import mounted
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.protocol.programs import NURSERY
@@ -41,7 +42,7 @@ def test_a_disk_that_is_full_as_ranks_are_to_start_anew_only_delays_them(
 ) -> None:
     here = Engine(trainable, cluster, trainable.sweep, Layout(dp=1), end_parent=lambda: None)
     freeing: list[threading.Timer] = []
-    with small_disk(tmp_path / "disk", 24) as disk:
+    with mounted(tmp_path / "disk", "24m") as disk:
 
         def fill_and_kill(line: dict[str, Any]) -> None:
             if not freeing and line["iteration"] >= 30:

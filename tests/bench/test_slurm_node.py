@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from small_disk import mounted
 from trimaran.bench.launch.slurm import node
 from trimaran.protocol import rank_process
 from trimaran.protocol.files import RunFile
@@ -37,12 +38,8 @@ with open("junk", "wb", buffering=0) as junk:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], check=False).returncode:
-        pytest.skip("mounting is not allowed here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted(tmp_path / "disk", "256k") as disk:
+        yield disk
 
 
 def run_node(

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from processes import bound_by_permissions
+from small_disk import mounted
 from trial_helpers import LIMITS, fake_worker, processes_that_name
 from trimaran.bench.launch.local import LocalLauncher
 from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher
@@ -285,27 +286,20 @@ def test_a_store_that_cannot_be_written_is_told_before_the_first_trial_and_gives
 
 
 def test_a_store_that_fills_the_disk_ends_the_sweep_in_one_line(folder: Path, recipe: Recipe, cluster: Cluster) -> None:
-    disk = folder / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)], check=False).returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
-        with Store(disk / "store.sqlite") as store:
-            sweep = [parse_layout("dp1,mbs1"), parse_layout("dp1,mbs2")]
-            options = {"data_dir": folder, "work_dir": folder / "runs", "limits": LIMITS}
-            done = run_sweep(recipe, cluster, sweep[:1], store, worker=fake_worker("ok"), **options)
-            with (disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="space"):
-                while True:
-                    filler.write(b"x" * 4096)
-            with pytest.raises(TrimaranError, match="free space and run again") as error:
-                for _ in range(100):  # the log that the store wrote before has a little room left
-                    store.add(done[0].model_copy(update={"trial_key": None, "evidence": "x" * 4000}))
-            assert "\n" not in str(error.value)
-            (disk / "filler").unlink()
-            rows = run_sweep(recipe, cluster, sweep, store, worker=fake_worker("ok"), **options)
-            assert [row.status for row in rows] == ["ok", "ok"]
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+    with mounted(folder / "disk", "512k") as disk, Store(disk / "store.sqlite") as store:
+        sweep = [parse_layout("dp1,mbs1"), parse_layout("dp1,mbs2")]
+        options = {"data_dir": folder, "work_dir": folder / "runs", "limits": LIMITS}
+        done = run_sweep(recipe, cluster, sweep[:1], store, worker=fake_worker("ok"), **options)
+        with (disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="space"):
+            while True:
+                filler.write(b"x" * 4096)
+        with pytest.raises(TrimaranError, match="free space and run again") as error:
+            for _ in range(100):  # the log that the store wrote before has a little room left
+                store.add(done[0].model_copy(update={"trial_key": None, "evidence": "x" * 4000}))
+        assert "\n" not in str(error.value)
+        (disk / "filler").unlink()
+        rows = run_sweep(recipe, cluster, sweep, store, worker=fake_worker("ok"), **options)
+        assert [row.status for row in rows] == ["ok", "ok"]
 
 
 def test_a_finished_trial_whose_row_found_no_room_is_stored_later_and_not_run_again(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from command import TRIMARAN, run, tiny_recipe
+from small_disk import mounted
 from trimaran.cli import main
 from trimaran.files.catalogue import write_atomically
 from trimaran.files.row_table import packaged_table, write_table
@@ -31,15 +32,8 @@ def assert_one_line(done: subprocess.CompletedProcess[str], *says: str) -> None:
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own with room for next to nothing."""
-    folder = tmp_path / "full"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("a file system can be mounted by root only")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with mounted(tmp_path / "full", "16k") as disk:
+        yield disk
 
 
 def test_a_cluster_name_with_a_typo_gets_the_nearest_name() -> None:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from command_answers import Answer, Try, answer
+from small_disk import mounted
 from trimaran.files.row_table import packaged_table, write_table
 from trimaran.store import Store
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="needs to mount a small disk"
-)
 QUESTION = ("--model", "gpt2-124m", "--cluster", "dgx-h100", "--gbs", "64")
 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A file system of 1 MiB with a store and old files on it, and no room left."""
-    disk = tmp_path_factory.mktemp("disk")
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=False).returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
+    with mounted(tmp_path_factory.mktemp("disk"), "1m") as disk:
         with Store(disk / "s.sqlite") as store:
             store.add(packaged_table().measurements[0])
         for name in ("old.csv", "old.html", "old.toml", "old.parquet", "old.svg", "old.json", "old.txt"):
@@ -35,8 +27,6 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             while True:
                 filler.write(b"x" * 4096)
         yield disk
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @pytest.fixture

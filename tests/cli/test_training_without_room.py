@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from command import TRIMARAN, tiny_recipe
+from small_disk import mounted
 
 STEPS = 100
 
@@ -24,16 +24,12 @@ def wait_until_told(notices: Path, kind: str, running: subprocess.Popen[str]) ->
 
 
 @pytest.mark.proof
-@pytest.mark.skipif(os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="needs to mount a small disk")
 def test_a_disk_that_is_full_while_a_checkpoint_is_written_does_not_end_the_training(tmp_path: Path) -> None:
     recipe = tiny_recipe(tmp_path)
     text = recipe.read_text().replace("steps = 12\n", f"steps = {STEPS}\ncheckpoint_every = 5\nkeep_checkpoints = 1\n")
     recipe.write_text(text.replace("hidden = 32", "hidden = 128"))
-    disk = tmp_path / "disk"
-    disk.mkdir()
     # a checkpoint has 5 MiB, and two lie there while the older one is not removed yet
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)], check=True)
-    try:
+    with mounted(tmp_path / "disk", "16m") as disk:
         filler = disk / "filler"
         command = [TRIMARAN, "train", str(recipe), "--layout", "dp2,mbs2", "--runs", str(disk / "runs")]
         running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
@@ -50,5 +46,3 @@ def test_a_disk_that_is_full_while_a_checkpoint_is_written_does_not_end_the_trai
         assert [folder.name for folder in checkpoints.iterdir()] == [f"step-{STEPS:08d}"]
         log = [json.loads(line) for line in (disk / "runs/tiny/train/log.jsonl").read_text().splitlines()]
         assert [line["iteration"] for line in log] == list(range(1, STEPS + 1)), "no line is lost"
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)

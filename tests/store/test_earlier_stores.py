@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
+from small_disk import mounted
 from store_rows import LAYOUT
 from trimaran.files.row_nouns import nouns_of
 from trimaran.nouns.measurement import Measurement
@@ -86,19 +84,12 @@ def test_processes_that_migrate_one_earlier_store_at_once_all_find_its_rows(row:
     assert versions == list(range(1, VERSION + 1))
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="needs to mount a disk read-only")
 def test_an_earlier_store_on_a_read_only_disk_is_read(row: Measurement, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], check=False).returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
+    with mounted(tmp_path / "disk", "2m") as disk:
         earlier_store(disk / "s.sqlite", row)
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         with Store(disk / "s.sqlite", create=False) as store:
             assert store.measurements() == [row.model_copy(update={"model": None})]
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_row_stored_before_models_were_kept_is_not_added_again(row: Measurement, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from small_disk import mounted
 from store_rows import one_line, row_of
 from trimaran.nouns.columns import COLUMNS
 from trimaran.nouns.measurement import Measurement
@@ -197,12 +198,8 @@ def test_an_older_store_is_migrated_with_its_rows_whole_or_not_at_all(
     assert [version for (version,) in versions] == list(range(1, VERSION + 2))
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="needs to mount a disk read-only")
 def test_a_store_on_a_read_only_disk_can_be_read(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], check=True)
-    try:
+    with mounted(tmp_path / "disk", "2m") as disk:
         with Store(disk / "s.sqlite") as store:
             store.add(row_of("a", sec_per_it=1.5))
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
@@ -211,8 +208,6 @@ def test_a_store_on_a_read_only_disk_can_be_read(tmp_path: Path) -> None:
             with pytest.raises(TrimaranError, match="cannot be written") as error:
                 store.add(row_of("b"))
             one_line(error)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 READ_BY_ANOTHER = """
@@ -258,13 +253,8 @@ def test_a_new_store_does_not_take_the_name_of_a_table(tmp_path: Path, name: str
     assert not (tmp_path / name).exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="needs to mount a small disk")
 def test_a_full_disk_is_one_line_and_keeps_the_rows_before_it(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=False).returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
+    with mounted(tmp_path / "disk", "1m") as disk:
         kept = 0
         with Store(disk / "s.sqlite") as store:
             with pytest.raises(TrimaranError, match="full") as error:
@@ -275,8 +265,6 @@ def test_a_full_disk_is_one_line_and_keeps_the_rows_before_it(tmp_path: Path) ->
         assert kept > 5
         with Store(disk / "s.sqlite") as store:
             assert len(store.measurements()) == kept
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_exported_tables_have_the_columns_of_the_contract(tmp_path: Path) -> None:

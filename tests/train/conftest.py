@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import subprocess
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import torch
 from pool import Pool
 from reference import Reference
 from shapes import SMALL
+from small_disk import mounted
 from trimaran.layout.layout import resolve_split
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.model import Model
@@ -75,20 +76,12 @@ def make_job(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> JobMak
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
     """Mounts a file system with room for so many MiB, under a name of its own or the one that is given."""
-    mounted: list[Path] = []
+    with contextlib.ExitStack() as disks:
 
-    def mount(size_mib: int, name: str | None = None) -> Path:
-        folder = tmp_path / (name or f"disk{size_mib}")
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(folder)]
-        if subprocess.run(command, capture_output=True, check=False).returncode:
-            pytest.skip("a file system can be mounted by root only")
-        mounted.append(folder)
-        return folder
+        def mount(size_mib: int, name: str | None = None) -> Path:
+            return disks.enter_context(mounted(tmp_path / (name or f"disk{size_mib}"), f"{size_mib}m"))
 
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        yield mount
 
 
 @pytest.fixture(scope="session")

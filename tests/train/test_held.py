@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from pool import Pool, Run
+from small_disk import mounted
 from trimaran.protocol.job import TrainJob
 from trimaran.train.state import held
 from trimaran.train.state.held import HeldSnapshots, NotHeldError
@@ -148,19 +147,14 @@ def test_without_room_nothing_is_held_and_the_training_goes_on(
         snapshots._require_room(100)
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="needs to mount a small memory")
 def test_memory_that_is_full_as_a_snapshot_is_written_ends_snapshots_and_not_the_training(
     train: Callable[..., Run], root: Path
 ) -> None:
     """There was room when it was looked for: others have taken it since."""
-    root.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(root)], check=True)
-    try:
+    with mounted(root, "64k"):
         run = train("dp2,mbs12,zero1")
         left = [path for path in root.rglob("*") if path.is_file()]
-    finally:
-        subprocess.run(["umount", "--lazy", str(root)], check=True)
-        shutil.rmtree(root, ignore_errors=True)
+    root.rmdir()
     (told,) = run.of_kind("not_held")
     assert "No space left on device; a fault loses what no checkpoint has" in told["text"] and left == []
     assert len(run.losses) == 6 and run.of_kind("saved") and not run.of_kind("held")

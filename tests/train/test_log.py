@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from small_disk import mounted
 from trimaran.protocol.files import RunFile
 from trimaran.protocol.job import TrainJob
 from trimaran.store.importers.event_file import event_files, event_text
@@ -37,11 +37,8 @@ def job(make_job: JobMaker) -> TrainJob:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with mounted(tmp_path / "disk", "64k") as disk:
+        yield disk
 
 
 def start(job: TrainJob, folder: Path, step: int, *earlier: Path) -> Log:
