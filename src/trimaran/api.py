@@ -24,9 +24,9 @@ from trimaran.files.row_table import Table, packaged_table, packaged_tables, rea
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError, first_error
-from trimaran.nouns.stack import Stack
+from trimaran.nouns.stack import Optimizer, Stack
 from trimaran.nouns.text import quoted
-from trimaran.nouns.workload import Optimizer, RampUp, Workload
+from trimaran.nouns.workload import RampUp, Workload
 from trimaran.planner.plan import Plan
 from trimaran.planner.planner import plan_with
 from trimaran.planner.search.objective import Goal

@@ -14,8 +14,8 @@ from small_disk import mounted
 from trimaran.layout.layout import resolve_split
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.model import Model
-from trimaran.nouns.stack import Stack
-from trimaran.nouns.workload import Optimizer, Workload
+from trimaran.nouns.stack import Optimizer, Stack
+from trimaran.nouns.workload import Workload
 from trimaran.protocol.job import DataJob, TrainJob
 from trimaran.recipe.data_settings import DataSettings
 from trimaran.recipe.train_settings import TrainSettings

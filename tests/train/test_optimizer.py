@@ -13,7 +13,7 @@ from test_gpt import make_trainer
 from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.files.catalogue import load_cluster, load_stack
-from trimaran.nouns.workload import Optimizer
+from trimaran.nouns.stack import Optimizer
 from trimaran.protocol.job import TrainJob
 from trimaran.train.engine.loss_scale import GROWTH_INTERVAL, LossScale, initial_scale
 from trimaran.train.run.memory import memory_parts

@@ -22,7 +22,8 @@ from trimaran.cost.case import Case
 from trimaran.layout.layout import Layout
 from trimaran.layout.places import nodes_of
 from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.measurement import NOT_OF_THE_LAYOUT, Measurement, Status
+from trimaran.nouns.columns import Status
+from trimaran.nouns.measurement import NOT_OF_THE_LAYOUT, Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.variant import PLAIN, Variant
 from trimaran.protocol.programs import WORKER

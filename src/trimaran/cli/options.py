@@ -11,7 +11,7 @@ import typer
 from typer.models import OptionInfo
 
 if TYPE_CHECKING:
-    from trimaran.nouns.measurement import Status
+    from trimaran.nouns.columns import Status
 
 
 class OutputFormat(StrEnum):
@@ -77,7 +77,7 @@ def _writable(path: Path | None) -> Path | None:
 
 def retried(words: list[str] | None) -> frozenset[Status]:
     """The statuses to run again; raises TrimaranError naming a word that is none."""
-    from trimaran.nouns.measurement import Status
+    from trimaran.nouns.columns import Status
     from trimaran.nouns.noun import TrimaranError
 
     known: dict[str, Status] = {status: status for status in get_args(Status)}

@@ -22,12 +22,14 @@ from trimaran.nouns.stack import (
     DataParallelKind,
     ExpertOverlap,
     Offload,
+    Optimizer,
     Schedule,
 )
 from trimaran.nouns.text import QUOTED, quoted, shortened, without_shield
 
 Kind = Literal["text", "int", "float"]
 Cell = str | int | float | None
+Status = Literal["ok", "oom", "hang", "fail", "crash", "timeout", "lost", "not_run"]
 
 
 # Cells whose values are kept: the rows of a long table differ in few of them.
@@ -119,7 +121,7 @@ COLUMNS: tuple[Column, ...] = (
         says="arithmetic; 16 bit keeps an fp32 master copy, bf16_pure does not; fp8 has one scale a tensor or "
         "as the stack says, fp8_rowwise one a row",
     ),
-    Column("optimizer", "text", default="adam", choices=("adam", "sgd"), says="optimizer"),
+    Column("optimizer", "text", default="adam", choices=get_args(Optimizer), says="optimizer"),
     Column(
         "schedule",
         "text",
@@ -138,7 +140,7 @@ COLUMNS: tuple[Column, ...] = (
         "status",
         "text",
         default="ok",
-        choices=("ok", "oom", "hang", "fail", "crash", "timeout", "lost", "not_run"),
+        choices=get_args(Status),
         says="how the run ended",
     ),
     Column(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, ValidationInfo, field_validator
 
-from trimaran.nouns.columns import BY_NAME
+from trimaran.nouns.columns import BY_NAME, Status
 from trimaran.nouns.noun import Noun
 from trimaran.nouns.recompute import recompute_cell
 
-Status = Literal["ok", "oom", "hang", "fail", "crash", "timeout", "lost", "not_run"]
 # Ends that say nothing of the layout: a node, or a process that serves the ranks, had gone.
 NOT_OF_THE_LAYOUT: frozenset[Status] = frozenset({"lost"})
 _WORDS = {column.name: column.choices for column in BY_NAME.values() if column.choices and column.name != "status"}

@@ -19,6 +19,7 @@ ContextParallelKind = Literal["ring", "all_gather", "ulysses"]
 # How the exchange of tokens hides: not, behind shared experts, or behind another micro-batch's layer.
 ExpertOverlap = Literal["none", "shared", "batch"]
 # What lies in the host's memory: moments and master weights; those, weights and gradients; or what layers keep.
+Optimizer = Literal["adam", "sgd"]
 Offload = Literal["none", "optimizer", "weights", "activations"]
 # In what replicas send each other what they sum; what that loses is kept and sent later (error feedback).
 Compression = Literal["none", "fp16", "int8", "powersgd"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import Noun
-
-Optimizer = Literal["adam", "sgd"]
+from trimaran.nouns.stack import Optimizer
 
 
 class RampUp(Noun):

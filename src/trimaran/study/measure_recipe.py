@@ -13,7 +13,8 @@ from trimaran.cost.case import Case
 from trimaran.cost.estimate import estimate
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.measurement import Measurement, Status
+from trimaran.nouns.columns import Status
+from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import counted
 from trimaran.nouns.timeline import Timeline

@@ -25,7 +25,8 @@ from trimaran.layout.layout import Layout, resolve_split
 from trimaran.layout.places import nodes_of, peak_tflops, places
 from trimaran.layout.rules import check_layout
 from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.measurement import Measurement, Status
+from trimaran.nouns.columns import Status
+from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.variant import PLAIN, Variant
 from trimaran.protocol.files import RunFile

@@ -11,7 +11,7 @@ from pathlib import Path
 from trimaran.bench.launch.contract import Launch
 from trimaran.bench.watch.evidence import last_lines, printable
 from trimaran.bench.watch.watch import Ending
-from trimaran.nouns.measurement import Status
+from trimaran.nouns.columns import Status
 from trimaran.protocol.exits import OUT_OF_MEMORY, USER_ERROR, noted_out_of_memory, signal_name
 from trimaran.protocol.files import RunFile
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-_OPTIMIZERS = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "sgd": "sgd"}
+from trimaran.nouns.columns import BY_NAME, parse_cell
 
 
 @dataclass
@@ -47,7 +47,8 @@ class Stated:
 
 def optimizer_of(name: object, stated: Stated) -> str:
     """The optimizer of a trainer's name for it; one that has no word here is counted as adam, which is told."""
-    word = _OPTIMIZERS.get(str(name).lower())
-    if word is None:
+    try:
+        return str(parse_cell(BY_NAME["optimizer"], str(name)))
+    except ValueError:
         stated.uncounted.append(f"optimizer {name}, counted as adam")
-    return word or "adam"
+        return "adam"

@@ -12,7 +12,8 @@ from trimaran.cost.calibration import save_calibration
 from trimaran.layout.layout import Layout
 from trimaran.layout.places import nodes_of
 from trimaran.nouns.cluster import Cluster
-from trimaran.nouns.measurement import Measurement, Status
+from trimaran.nouns.columns import Status
+from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import Store

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from trimaran.nouns.workload import Optimizer as OptimizerName
+from trimaran.nouns.stack import Optimizer as OptimizerName
 from trimaran.recipe.train_settings import TrainSettings
 from trimaran.train.engine.flat_weights import FlatWeights
 

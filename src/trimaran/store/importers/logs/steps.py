@@ -8,8 +8,10 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
+from typing import get_args
 
 from trimaran.nouns.columns import BY_NAME, Cell, parse_cell
+from trimaran.nouns.stack import Optimizer
 from trimaran.store.importers.calculators import fitting_formulas, resolve_family
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.text import clock_of
@@ -241,7 +243,7 @@ def optimizer_cell(name: str | None) -> Cell:
     So a row of an optimizer that the table does not know is refused by it.
     """
     lower = (name or "").lower()
-    return next((word for word in ("adam", "sgd") if word in lower), None if lower in ("", "none") else lower)
+    return next((word for word in get_args(Optimizer) if word in lower), None if lower in ("", "none") else lower)
 
 
 def _draft(reading: LogReading, number: int) -> Draft:
