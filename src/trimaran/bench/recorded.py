@@ -29,8 +29,7 @@ def record_timeline(recipe: Recipe, cluster: Cluster, layout: Layout, *, data_di
     with launcher_of(sweep, cluster) as launcher:
         row = run_trial(replace(trial, job=job), launcher, limits)
     if row.status != "ok":
-        first = (row.evidence or "no evidence").strip().splitlines()[0]
-        raise TrimaranError(f"{layout} ended as {row.status}: {first}; see {job.out_dir}")
+        raise TrimaranError(f"{layout} ended as {row.status}: {row.reason}; see {job.out_dir}")
     return read_timeline([RunFile.TIMELINE.of(job.out_dir, stage) for stage in range(layout.pp)])
 
 

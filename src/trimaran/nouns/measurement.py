@@ -122,6 +122,11 @@ class Measurement(Noun):
         return word if word is None else recompute_cell(word)
 
     @property
+    def reason(self) -> str:
+        """Why a run did not end well: the first line of its evidence."""
+        return (self.evidence or "no evidence").strip().splitlines()[0]
+
+    @property
     def variants(self) -> dict[str, str]:
         """The variant column as a mapping: `clock=2.2GHz;LD_PRELOAD=x` gives two entries."""
         parts = (part.split("=", 1) for part in (self.variant or "").split(";") if "=" in part)

@@ -91,9 +91,8 @@ def require_one_ran(rows: Sequence[Measurement]) -> None:
     if any(row.status == "ok" for row in rows):
         return
     first = rows[0]
-    reason = (first.evidence or "no evidence").strip().splitlines()[0]
     raise TrimaranError(
-        f"none of {len(rows)} layouts ran; {first.layout_label} ended as {first.status}: {reason}; "
+        f"none of {len(rows)} layouts ran; {first.layout_label} ended as {first.status}: {first.reason}; "
         f"mend that and run again with --retry {first.status}"
     )
 

@@ -205,8 +205,7 @@ class LastingTraining:
 
     def _take_fault(self, run: Run) -> None:
         """Note a fault. Raises where it ends the training."""
-        row, layout = run.row, self._trial.layout
-        first = (row.evidence or "no evidence").strip().splitlines()[0]
+        row, layout, first = run.row, self._trial.layout, run.row.reason
         # whoever starts ranks stops all of them when one has failed, which is then the reason to give
         if self._launcher.stopping and is_consequence(first):
             self._note(EventKind.STOPPED)

@@ -106,8 +106,7 @@ def tune_recipe(
 def _none_ran(recipe: Recipe, tried: Sequence[Candidate], rows: Sequence[Measurement]) -> TrimaranError:
     ends = ", ".join(f"{candidate.layout} {row.status}" for candidate, row in list(zip(tried, rows, strict=True))[:4])
     first = rows[0]
-    reason = (first.evidence or "no evidence").strip().splitlines()[0]
     return TrimaranError(
-        f"none of {recipe.name}'s {len(rows)} layouts that were tried ran ({ends}); first: {reason}; "
+        f"none of {recipe.name}'s {len(rows)} layouts that were tried ran ({ends}); first: {first.reason}; "
         f"mend that and run again with --retry {first.status}"
     )
