@@ -60,21 +60,25 @@ class LogReading:
     notes: list[str] = field(default_factory=list)
 
 
-# What the last lines of a run that did not end well say. The first that is found counts: a node that is lost
-# leaves the others waiting for it, and a rank that is, has them complain of the network.
+# What the last lines of a run that did not end well say, and whether that counts behind a stop too. The first that is
+# found counts: a node that is lost leaves the others waiting for it, and a rank that is, has them complain of the
+# network.
 _ENDINGS = (
-    ("oom", re.compile(r"out of memory|OutOfMemoryError|oom-kill|oom_kill", re.IGNORECASE)),
-    ("fail", re.compile(r"DUE TO (?:NODE FAILURE|PREEMPTION)|error: Node failure on")),
+    ("oom", True, re.compile(r"out of memory|OutOfMemoryError|oom-kill|oom_kill", re.IGNORECASE)),
+    ("fail", True, re.compile(r"DUE TO (?:NODE FAILURE|PREEMPTION)|error: Node failure on")),
     (
         "hang",
+        True,
         re.compile(r"watchdog caught collective|collective operation timeout|watchdog got stuck", re.IGNORECASE),
     ),
     (
         "crash",
+        False,
         re.compile(r"Segmentation fault|SIGSEGV|SIGABRT|SIGKILL|Bus error|\btasks? [\d,-]{1,200}: (?:Killed|Abort)"),
     ),
     (
         "fail",
+        False,
         re.compile(
             r"Traceback \(most recent call last\)|RuntimeError|AssertionError|ChildFailedError|DistBackendError"
             r"|NCCL error|\btasks? [\d,-]{1,200}: Exited with exit code [1-9]"
@@ -86,8 +90,19 @@ _STAMP = re.compile(r"\b(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,](\d{3}))?")
 _STAMP_WITHIN = 300
 # A number behind which the text ends.
 _TORN = re.compile(r"(?<![\d.,])[-+]?\d[\d.,eE+-]{0,40}\Z")
-# How a training in several jobs ends each of them; its figures are as good as any.
-_TIME_LIMIT = re.compile(r"CANCELLED AT .{0,80}DUE TO TIME LIMIT")
+# How somebody stops a run, whose figures are as good as any: Slurm at its limit, as each of several jobs is ended, or as
+# its user asks; a signal to torchrun (torch/distributed/elastic/multiprocessing/api.py, _terminate_process_handler).
+_STOPS = (
+    ("Slurm's time limit ended the run", re.compile(r"CANCELLED AT .{0,80}DUE TO TIME LIMIT")),
+    ("the run was cancelled", re.compile(r"CANCELLED AT [\d:T-]{1,40} \*\*\*")),
+    (
+        "a signal ended the run",
+        re.compile(r"death signal, shutting down workers|SignalException: Process \d{1,9} got signal: (?:1|2|15)\b"),
+    ),
+    ("Ctrl-C ended the run", re.compile(r"^(?:\[\w{1,20}\d{1,7}\]: ?)?KeyboardInterrupt\b")),
+)
+# A line of a traceback above the error that it ends in, of any rank.
+_OF_TRACEBACK = re.compile(r"(?:\[\w{1,20}\d{1,7}\]: ?)?(?:\s|$|(?:\^C)?Traceback \(most recent call last\))")
 
 
 # Axes that a trainer which names its tensor and pipeline degrees, but not these, does not have.
@@ -95,13 +110,28 @@ _UNNAMED_AXES: dict[str, Cell] = {"vpp": 1, "cp": 1, "schedule": "none"}
 
 
 def ending(lines: Sequence[str]) -> tuple[str, str | None]:
-    """How the run ended by its log, with the lines that say so; ok where nothing speaks against it."""
-    for status, words in _ENDINGS:
-        for at, line in enumerate(lines):
+    """How the run ended by its log, with the lines that say so; ok where nothing speaks against it.
+
+    What ranks say behind a stop is what the stop did to them.
+    """
+    stopped, _ = _stop(lines)
+    for status, behind_a_stop, words in _ENDINGS:
+        for at, line in enumerate(lines if behind_a_stop else lines[:stopped]):
             if words.search(line):
                 kept = lines[max(0, at - 2) : at + _EVIDENCE_LINES - 2]
                 return status, "\n".join(said[:_EVIDENCE_WIDTH] for said in kept)
     return "ok", None
+
+
+def _stop(lines: Sequence[str]) -> tuple[int, str]:
+    """The line from which on somebody stopped the run, and how; behind all lines where nobody did."""
+    for at, line in enumerate(lines):
+        if said := next((said for said, words in _STOPS if words.search(line)), ""):
+            first = at
+            while first and _OF_TRACEBACK.match(lines[first - 1]):
+                first -= 1
+            return first, said
+    return len(lines), ""
 
 
 def whole(text: str) -> str:
@@ -156,8 +186,8 @@ def drafts_of(reading: LogReading, lines: Sequence[str], given: Mapping[str, Cel
         last.ended = _clock_before(lines, reading.after)
     if status != "ok":
         last.cells["status"], last.extra["evidence"] = status, evidence
-    elif any(_TIME_LIMIT.search(line) for line in lines[reading.after :]):
-        last.notes.append("Slurm's time limit ended the run")
+    elif stop := _stop(lines[reading.after :])[1]:
+        last.notes.append(stop)
     memory = reading.mem_gib_by_rank
     if memory:
         last.cells["mem_gib"] = max(memory.values())
