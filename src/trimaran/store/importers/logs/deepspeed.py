@@ -16,9 +16,17 @@ from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of_trai
 from trimaran.store.importers.text import clock_of, number_of
 
 # `[2021-05-25 06:38:26,359] [INFO] [config.py:752:print]   train_batch_size ............. 64`, and without dots where
-# the name leaves them no room: `train_micro_batch_size_per_gpu  4`
-_SETTING = re.compile(r"\[config\.py:\d{1,5}:print\]\s{1,9}([a-z]\w{1,60})(?: \.{1,40})? {1,9}(\S.{0,200}?)\s*$")
+# the name leaves them no room: `train_micro_batch_size_per_gpu  4`; the JSON below is of a function of its own since 2022
+_SETTING = re.compile(
+    r"\[config\.py:\d{1,5}:print(?:_user_config)?\]\s{1,9}([a-z]\w{1,60})(?: \.{1,40})? {1,9}(\S.{0,200}?)\s*$"
+)
 _MOST_JSON_LINES = 2000
+# What Python's JSON calls otherwise; accelerate prints a line every `inf` steps.
+_INFINITE = re.compile(r":\s?inf\b")
+# The optimizer that the engine was given, where its configuration has none.
+_BASIC = re.compile(r"\bDeepSpeed Basic Optimizer = (\w{1,60})")
+# What ZeRO keeps elsewhere, with the deprecated name of each; the first includes the second.
+_OFFLOADS = (("offload_param", "cpu_offload_param", "weights"), ("offload_optimizer", "cpu_offload", "optimizer"))
 _STAGE = re.compile(r"\bstage[\"']?[=:] ?(\d)\b")
 # `epoch=0/micro_step=40/global_step=10, RunningAvgSamplesPerSec=25.0, CurrSamplesPerSec=25.7, ...`; until December 2022
 # `0/40, ...` of epoch and micro-step, whose rate is that of one micro-step
@@ -33,7 +41,7 @@ _PIPELINE = re.compile(r"\bsteps: (\d{1,9}) loss: (\S{1,30}) iter time \(s\): (\
 
 def is_engine_setting(line: str) -> bool:
     """Whether a line is of the configuration's dump, whose `world_size` is that of one data-parallel group."""
-    return "[config.py:" in line and ":print]" in line
+    return "[config.py:" in line and ":print" in line
 
 
 def recognises(text: str) -> bool:
@@ -53,14 +61,19 @@ def settings(lines: Sequence[str]) -> dict[str, Cell]:
         if is_engine_setting(line) and (setting := _SETTING.search(line)):
             stated[setting[1]] = setting[2]
             config = _json_below(lines, at) if setting[1] == "json" else config
+        elif "Basic Optimizer" in line and (basic := _BASIC.search(line)):
+            stated["basic_optimizer"] = basic[1]
     stage = stated.get("zero_optimization_stage") or _found(_STAGE, stated.get("zero_config", ""))
     cells: dict[str, Cell] = {
         "gbs": _count(stated.get("train_batch_size")),
         "mbs": _count(stated.get("train_micro_batch_size_per_gpu")),
         "dp": _count(stated.get("world_size")),
         "zero_stage": _count(stage),
-        "optimizer": optimizer_cell(stated.get("optimizer_name") or str(_within(config, "optimizer", "type"))),
+        "optimizer": optimizer_cell(stated.get("optimizer_name"))
+        or optimizer_cell(str(_within(config, "optimizer", "type")))
+        or optimizer_cell(stated.get("basic_optimizer")),
         "precision": _precision(stated, config),
+        "offload": _offload(config) if stage not in (None, "0") else None,
     }
     return {name: value for name, value in cells.items() if value is not None}
 
@@ -144,14 +157,36 @@ def _samples_a_step(clocked: Sequence[tuple[float, int, float]]) -> float | None
 
 
 def _json_below(lines: Sequence[str], at: int) -> dict[str, Any]:
-    """The object that begins behind `json = ` and ends where a line is its last brace."""
-    end = next((end for end in range(at + 1, min(len(lines), at + _MOST_JSON_LINES)) if lines[end].rstrip() == "}"), at)
-    return json_object("\n".join(["{", *lines[at + 1 : end + 1]]))
+    """The object that begins behind `json = ` and ends where a line is its last brace; its lines are indented.
+
+    A launcher may have put its host before each of them, and other ranks lines between them.
+    """
+    stamp = _STAMP.search(lines[at])
+    prefix = lines[at][: stamp.start()] if stamp else ""
+    body = ["{"]
+    for line in lines[at + 1 : at + _MOST_JSON_LINES]:
+        bare = line.removeprefix(prefix).rstrip()
+        if bare == "}":
+            return json_object(_INFINITE.sub(": Infinity", "\n".join([*body, bare])))
+        if bare.startswith("  "):
+            body.append(bare)
+    return {}
 
 
 def _within(config: Mapping[str, Any], section: str, name: str) -> object:
     inside = config.get(section)
     return inside.get(name) if isinstance(inside, dict) else None
+
+
+def _offload(config: Mapping[str, Any]) -> str | None:
+    """What lies in the host's memory; another place than that stays as its word, by which the row is refused."""
+    zero = config.get("zero_optimization")
+    zero = zero if isinstance(zero, dict) else {}
+    for name, deprecated, word in _OFFLOADS:
+        device = "cpu" if zero.get(deprecated) is True else _within(zero, name, "device")
+        if device not in (None, "none"):
+            return word if device == "cpu" else str(device)
+    return None
 
 
 def _precision(stated: Mapping[str, str], config: Mapping[str, Any]) -> str | None:

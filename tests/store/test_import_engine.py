@@ -1,0 +1,65 @@
+"""DeepSpeed's dump of its configuration, as its releases since 2022 print it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from test_import_forms import HEADER, only, read
+
+STAMP = "[2025-02-20 02:13:56,591] [INFO] "
+# the lines of the dump that tell, and the JSON below them, which accelerate lets say `inf`
+DUMP = f"""{STAMP}[logging.py:128:log_dist] [Rank 0] DeepSpeed Basic Optimizer = AdamW
+{STAMP}[config.py:1003:print]   optimizer_name ............... None
+{STAMP}[config.py:1003:print]   steps_per_print .............. inf
+{STAMP}[config.py:1003:print]   train_batch_size ............. 64
+{STAMP}[config.py:1003:print]   train_micro_batch_size_per_gpu  4
+{STAMP}[config.py:1003:print]   world_size ................... 4
+{STAMP}[config.py:1003:print]   zero_optimization_stage ...... 3
+{STAMP}[config.py:989:print_user_config]   json = {{
+    "train_batch_size": 64, 
+    "zero_optimization": {{
+        "stage": 3, 
+        "offload_optimizer": {{
+            "device": "OPTIMIZER", 
+            "nvme_path": null
+        }}, 
+        "offload_param": {{
+            "device": "WEIGHTS", 
+            "nvme_path": null
+        }}
+    }}, 
+    "steps_per_print": inf, 
+    "bf16": {{
+        "enabled": true
+    }}
+}}
+"""  # noqa: W291
+STEPS = "{'train_runtime': 20.0, 'train_steps_per_second': 0.5}\n"
+
+
+@pytest.mark.parametrize("host", ["", "worker-0: "])
+def test_a_dump_states_precision_and_optimizer_of_today(tmp_path: Path, host: str) -> None:
+    """The JSON below it was not read since its line names another function: such a row had neither."""
+    dump = "".join(
+        host + line + "\n" for line in DUMP.replace("OPTIMIZER", "none").replace("WEIGHTS", "none").split("\n")
+    )
+    row = only(read(tmp_path, HEADER.format(10) + dump + STEPS), "hugging-face")
+    assert (row.precision, row.optimizer, row.zero_stage, row.dp, row.offload) == ("bf16", "adam", 3, 4, None)
+    assert "not stated: recompute" in (row.notes or "")
+
+
+@pytest.mark.parametrize(("optimizer", "weights", "offload"), [("cpu", "none", "optimizer"), ("cpu", "cpu", "weights")])
+def test_what_deepspeed_keeps_on_the_host_is_the_rows(
+    tmp_path: Path, optimizer: str, weights: str, offload: str
+) -> None:
+    """Its times were those of a run that keeps all on its devices."""
+    dump = DUMP.replace("OPTIMIZER", optimizer).replace("WEIGHTS", weights)
+    assert only(read(tmp_path, HEADER.format(10) + dump + STEPS), "hugging-face").offload == offload
+
+
+def test_what_deepspeed_keeps_on_a_disk_is_refused_by_its_word(tmp_path: Path) -> None:
+    dump = DUMP.replace("OPTIMIZER", "nvme").replace("WEIGHTS", "none")
+    found = read(tmp_path, HEADER.format(10) + dump + STEPS)
+    assert found.rows == () and "offload is 'nvme'" in found.refused[0]
