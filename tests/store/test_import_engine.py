@@ -63,3 +63,11 @@ def test_what_deepspeed_keeps_on_a_disk_is_refused_by_its_word(tmp_path: Path) -
     dump = DUMP.replace("OPTIMIZER", "nvme").replace("WEIGHTS", "none")
     found = read(tmp_path, HEADER.format(10) + dump + STEPS)
     assert found.rows == () and "offload is 'nvme'" in found.refused[0]
+
+
+def test_a_device_without_memory_of_its_own_leaves_its_row_without_memory(tmp_path: Path) -> None:
+    """On CPUs the engine prints MaxMemAllocated=0.0GB, for which the row was refused."""
+    timer = "[INFO] [timer.py:260:stop] epoch=0/micro_step={0}/global_step={0}, RunningAvgSamplesPerSec=32.1, "
+    timer += "CurrSamplesPerSec=32.0, MemAllocated=0.0GB, MaxMemAllocated=0.0GB\n"
+    row = only(read(tmp_path, timer.format(10) + timer.format(20)), "deepspeed")
+    assert (row.sec_per_it, row.mem_gib, row.mem_gib_per_rank) == (2.0, None, ())

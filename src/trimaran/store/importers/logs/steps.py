@@ -188,8 +188,8 @@ def drafts_of(reading: LogReading, lines: Sequence[str], given: Mapping[str, Cel
         last.cells["status"], last.extra["evidence"] = status, evidence
     elif stop := _stop(lines[reading.after :])[1]:
         last.notes.append(stop)
-    memory = reading.mem_gib_by_rank
-    if memory:
+    # a device without memory of its own, as a CPU, prints zero
+    if memory := {rank: gib for rank, gib in reading.mem_gib_by_rank.items() if gib > 0}:
         last.cells["mem_gib"] = max(memory.values())
         last.extra["mem_gib_per_rank"] = tuple(memory[rank] for rank in sorted(memory))
     return drafts
