@@ -16,7 +16,8 @@ from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of_trai
 from trimaran.store.importers.text import clock_of, number_of
 
 # `[2021-05-25 06:38:26,359] [INFO] [config.py:752:print]   train_batch_size ............. 64`, and without dots where
-# the name leaves them no room: `train_micro_batch_size_per_gpu  4`; the JSON below is of a function of its own since 2022
+# the name leaves them no room: `train_micro_batch_size_per_gpu  4`; the JSON below is since 2022 of
+# a function of its own
 _SETTING = re.compile(
     r"\[config\.py:\d{1,5}:print(?:_user_config)?\]\s{1,9}([a-z]\w{1,60})(?: \.{1,40})? {1,9}(\S.{0,200}?)\s*$"
 )

@@ -90,7 +90,7 @@ _STAMP = re.compile(r"\b(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,](\d{3}))?")
 _STAMP_WITHIN = 300
 # A number behind which the text ends.
 _TORN = re.compile(r"(?<![\d.,])[-+]?\d[\d.,eE+-]{0,40}\Z")
-# How somebody stops a run, whose figures are as good as any: Slurm at its limit, as each of several jobs is ended, or as
+# How somebody stops a run, whose figures are as good as any: Slurm at its limit, as several jobs are ended, or as
 # its user asks; a signal to torchrun (torch/distributed/elastic/multiprocessing/api.py, _terminate_process_handler).
 _STOPS = (
     ("Slurm's time limit ended the run", re.compile(r"CANCELLED AT .{0,80}DUE TO TIME LIMIT")),
