@@ -243,6 +243,8 @@ def _degrees(degree: Mapping[str, int]) -> dict[str, Cell]:
         cells["ep"] = degree["ep"]
     if shard > 1:
         cells |= {"dp_kind": "fully_sharded", "zero_stage": 3}
+    if shard > 1 and degree.get("dp_replicate", 1) > 1:
+        cells["shard"] = shard
     return cells
 
 
