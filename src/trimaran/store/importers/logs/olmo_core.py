@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -36,6 +37,7 @@ _SIZES = {
     "seq_len": re.compile(r"\bsequence_length=(\d{1,9})\b"),
     "tp": re.compile(r"TensorParallelConfig\(degree=(\d{1,9})\b"),
     "pp": re.compile(r"PipelineParallelConfig\([^()]{0,200}?\bdegree=(\d{1,9})\b"),
+    "cp": re.compile(r"ContextParallelConfig\(degree=(\d{1,9})\b"),
     "nodes": re.compile(r"\bnum_nodes=(\d{1,9})\b"),
     "devices_per_node": re.compile(r"\bnum_gpus=(\d{1,9})\b"),
 }
@@ -44,7 +46,7 @@ _TOKEN_COUNTS = {
     "gbs": re.compile(r"\bglobal_batch_size=(\d{1,12})\b"),
 }
 _WORDS: tuple[tuple[re.Pattern[str], dict[str, Cell]], ...] = (
-    (re.compile(r"DataParallelConfig\(name='fsdp'"), {"dp_kind": "fully_sharded", "zero_stage": 3}),
+    (re.compile(r"DataParallelConfig\(name='(?:fsdp|hsdp)'"), {"dp_kind": "fully_sharded", "zero_stage": 3}),
     (re.compile(r"DataParallelConfig\(name='ddp'"), {"dp_kind": "all_reduce", "zero_stage": 0}),
     (re.compile(r"param_dtype='bfloat16'"), {"precision": "bf16"}),
     (re.compile(r"ActivationCheckpointingConfig\(mode='full'"), {"recompute": "full"}),
@@ -52,6 +54,10 @@ _WORDS: tuple[tuple[re.Pattern[str], dict[str, Cell]], ...] = (
     (re.compile(r"tp_config=None"), {"tp": 1}),
     (re.compile(r"\bTransformerTrainModuleConfig\("), {"pp": 1}),  # one of pipelines has a class of its own
 )
+# Groups of replicas that share out their weights, of which there is one on each node unless it is stated otherwise
+# (distributed/parallel/data_parallel.py, get_replicate_and_shard_degree).
+_HYBRID = re.compile(r"DataParallelConfig\(name='hsdp'[^()]{0,300}")
+_GROUPS = re.compile(r"\b(num_replicas|shard_degree)=(\d{1,9})\b")
 _OPTIMIZER = re.compile(r"\boptim=(\w{1,40})Config\(")
 _EXPERTS = re.compile(r"\b(feed_forward_moe)=(\w{1,40})")
 
@@ -143,4 +149,13 @@ def _settings(text: str) -> dict[str, Cell]:
     nodes, per_node = cells.get("nodes"), cells.get("devices_per_node")
     if isinstance(nodes, int) and isinstance(per_node, int):
         cells["devices"] = nodes * per_node
+        if hybrid := _HYBRID.search(text):
+            replicas = nodes * per_node // math.prod(_degree(cells, name) for name in ("tp", "pp", "cp"))
+            stated = {"num_replicas": nodes, **{name: int(size) for name, size in _GROUPS.findall(hybrid[0])}}
+            cells["shard"] = stated.get("shard_degree") or replicas // max(1, stated["num_replicas"])
     return {name: value for name, value in cells.items() if value is not None}
+
+
+def _degree(cells: Mapping[str, Cell], name: str) -> int:
+    size = cells.get(name)
+    return size if isinstance(size, int) and size > 0 else 1
