@@ -85,6 +85,7 @@ def set_up(reading: LogReading, arguments: Mapping[str, str]) -> None:
         cells["cp_kind"] = _CONTEXT_KINDS.get(arguments.get("cp_comm_type", "").strip("[]'"))
     cells |= _attention(arguments, cells)
     cells |= _sharding(arguments)
+    cells |= _groups(arguments, cells)
     recompute, unsaid = _recompute(arguments, cells)
     cells["recompute"] = recompute
     reading.notes += [unsaid] if unsaid else []
@@ -164,6 +165,15 @@ def _sharding(arguments: Mapping[str, str]) -> dict[str, Cell]:
         return {}
     distributed = arguments.get("use_distributed_optimizer")
     return {} if distributed is None else {"zero_stage": int(distributed == "True")}
+
+
+def _groups(arguments: Mapping[str, str], cells: Mapping[str, Cell]) -> dict[str, Cell]:
+    """How many replicas share out the optimizer, where that is in several instances."""
+    instances = arguments.get("num_distributed_optimizer_instances", "1")
+    dp = cells.get("dp")
+    if not (instances.isdecimal() and int(instances) > 1 and isinstance(dp, int) and cells.get("zero_stage")):
+        return {}
+    return {"shard": dp // int(instances)} if dp % int(instances) == 0 else {}
 
 
 def _recompute(arguments: Mapping[str, str], cells: Mapping[str, Cell]) -> tuple[str | None, str]:
