@@ -26,9 +26,15 @@ _ITERATION = re.compile(r"iteration: (\d{1,9}) / (\d{1,9}) \|")
 _FIELD = re.compile(r"\s*([a-z_]{2,60}): ([-+.\deE]{1,30})([KMGBT]?)\s*$")
 _SETTING = re.compile(
     r"\b(num_hidden_layers|hidden_size|intermediate_size|num_attention_heads|num_key_value_heads|vocab_size"
-    r"|sequence_length|micro_batch_size|zero_stage|dp|pp|tp)=(\d{1,9})\b"
+    r"|sequence_length|micro_batch_size|zero_stage|context_parallel_size|dp|pp|tp)=(\d{1,9})\b"
 )
-_WORD = re.compile(r"\b(dtype=torch\.\w{1,20}|recompute_layer=(?:True|False)|name='(?:adam|sgd)\w{0,20}')")
+_WORD = re.compile(
+    r"\b(dtype=torch\.\w{1,20}|recompute_layer=(?:True|False)|name='(?:adam|sgd)\w{0,20}'"
+    r"|accumulate_grad_in_fp32=False|(?:OneForwardOneBackward|AllForwardAllBackward)PipelineEngine)"
+)
+# Words that say something only beside others: of a pipeline, of weights in 16 bit.
+_ENGINES = {"OneForwardOneBackwardPipelineEngine": "1f1b", "AllForwardAllBackwardPipelineEngine": "gpipe"}
+_SUMS_NARROW = "accumulate_grad_in_fp32=False"
 _WORDS: dict[str, dict[str, Cell]] = {
     **{f"dtype=torch.{dtype}": {"precision": precision} for dtype, precision in BY_DTYPE.items()},
     "recompute_layer=False": {"recompute": "none"},
@@ -53,6 +59,7 @@ _COLUMNS = {
     "sequence_length": "seq_len",
     "micro_batch_size": "mbs",
     "zero_stage": "zero_stage",
+    "context_parallel_size": "cp",
     "dp": "dp",
     "pp": "pp",
     "tp": "tp",
@@ -90,10 +97,11 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
     reading = LogReading(formula="model_flops", notes=["figures are printed to three digits"], begin=begin, after=begin)
     reading.sampled = True
     iterations: set[int] = set()
+    words: set[str] = set()
     for at, line in enumerate(lines):
         match = _ITERATION.search(line)
         if match is None:
-            _settings(line, reading)
+            words |= _settings(line, reading)
             continue
         fields = _fields(line[match.end() :])
         if reserved := fields.get("cuda_max_memory_reserved"):
@@ -118,15 +126,33 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
                 tokens_per_s_per_device=tokens,
             )
         )
+    _beside(words, reading.cells)
     if all(name in reading.cells for name in ("dp", "tp", "pp")):
         reading.guesses.pop("devices", None)  # the degrees give it exactly
     return reading
 
 
-def _settings(line: str, reading: LogReading) -> None:
+def _beside(words: set[str], cells: dict[str, Cell]) -> None:
+    """State what words mean beside the cells: a schedule, weights without a master copy, how a sequence is shared.
+
+    nanotron/nn/llama3_ring_attention.py gathers keys and values; nanotron/helpers.py holds weights in fp32 where their
+    gradients are summed in it.
+    """
+    schedule = next((_ENGINES[word] for word in _ENGINES if word in words), None)
+    if schedule and cells.get("pp") not in (None, 1):
+        cells["schedule"] = schedule
+    if _SUMS_NARROW in words and cells.get("precision") == "bf16":
+        cells["precision"] = "bf16_pure"
+    if cells.get("cp") not in (None, 1):
+        cells["cp_kind"] = "all_gather"
+
+
+def _settings(line: str, reading: LogReading) -> set[str]:
+    """State what a line does of the training, and give its words."""
     for name, value in _SETTING.findall(line):
         reading.cells.setdefault(_COLUMNS[name], stated_cell(_COLUMNS[name], value))
-    for word in _WORD.findall(line):
+    words = set(_WORD.findall(line))
+    for word in sorted(words):
         named = {"optimizer": optimizer_cell(word)} if word.startswith("name=") else _WORDS.get(word, {})
         for column, cell in named.items():
             if cell is not None:
@@ -139,6 +165,7 @@ def _settings(line: str, reading: LogReading) -> None:
     for trait, count in _EXPERTS.findall(line):
         if int(count) > 1:
             reading.mixture = mixture(trait, count)
+    return words
 
 
 def _fields(text: str) -> dict[str, float]:

@@ -1,0 +1,73 @@
+"""How ranks share weights and sequences, by what trainers' logs say of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from test_import_logs import LLAMA, NANOTRON, TITAN, only, read
+from test_import_trainings import megatron
+
+WILD = Path(__file__).parent / "logs" / "wild"
+OLMO = (WILD / "olmo_core_config.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        "Building 3-D device mesh with ['dp_replicate', 'dp_shard', 'tp'], [2, 2, 2]",
+        "Building device mesh with parallelism: pp=1, dp_replicate=2, dp_shard=2, cp=1, tp=2, ep=1",
+    ],
+)
+def test_replicas_of_torchtitan_that_share_among_a_part_are_stored_so(tmp_path: Path, mesh: str) -> None:
+    """They were stored as sharing among all."""
+    text = TITAN.replace("Building 3-D device mesh with ['pp', 'dp_shard', 'tp'], [1, 4, 2]", mesh)
+    row = only(read(tmp_path, text, **LLAMA))
+    assert (row.dp, row.shard, row.zero_stage, row.devices) == (4, 2, 3, 8)
+    assert only(read(tmp_path, TITAN, **LLAMA)).shard is None
+
+
+@pytest.mark.parametrize(
+    ("said", "shard"),
+    [("num_replicas=None", 4), ("num_replicas=2", 8), ("num_replicas=None, shard_degree=2", 2)],
+)
+def test_replicas_of_olmo_core_that_share_among_a_part_are_stored_so(tmp_path: Path, said: str, shard: int) -> None:
+    """Its default is a replica on each of the nodes, here of 8 devices under TP 2; nothing of it was stored."""
+    text = OLMO.replace("(name='fsdp', ", "(name='hsdp', ").replace("num_replicas=None", said)
+    row = only(read(tmp_path, text))
+    assert (row.dp, row.shard, row.zero_stage, row.dp_kind) == (16, shard, 3, "fully_sharded")
+
+
+def test_ranks_of_olmo_core_that_share_a_sequence_are_stored_so(tmp_path: Path) -> None:
+    """They were stored as replicas."""
+    cp = "cp_config=TransformerContextParallelConfig(degree=4, load_balancer='zig_zag', head_stride=1),\n"
+    row = only(read(tmp_path, OLMO.replace("ep_config=None", cp + "ep_config=None")))
+    assert (row.dp, row.cp, row.tp, row.devices) == (4, 4, 2, 32)
+
+
+def test_optimizers_of_megatron_in_several_instances_share_among_a_part(tmp_path: Path) -> None:
+    arguments = {"world_size": "64", "data_parallel_size": "8", "num_distributed_optimizer_instances": "2"}
+    assert {(row.dp, row.shard, row.zero_stage) for row in read(tmp_path, megatron(**arguments)).rows} == {(8, 4, 1)}
+    arguments["num_distributed_optimizer_instances"] = "1"
+    assert {row.shard for row in read(tmp_path, megatron(**arguments)).rows} == {None}
+
+
+ENGINE = "pp_engine=<nanotron.parallel.pipeline_parallel.engine.{}PipelineEngine object at 0x7fcc5c65c910>,\n"
+
+
+@pytest.mark.parametrize(
+    ("engine", "schedule"), [("OneForwardOneBackward", "1f1b"), ("AllForwardAllBackward", "gpipe")]
+)
+def test_nanotron_states_its_schedule_its_context_parallelism_and_what_it_sums_in(
+    tmp_path: Path, engine: str, schedule: str
+) -> None:
+    """Ranks of a sequence were none, each pipeline 1F1B, and weights in 16 bit alone had a master copy."""
+    said = ENGINE.format(engine) + "context_parallel_size=4,\naccumulate_grad_in_fp32=False,\ndtype=torch.bfloat16,\n"
+    row = only(read(tmp_path, said + NANOTRON))
+    assert (row.dp, row.tp, row.pp, row.cp, row.cp_kind, row.devices) == (2, 2, 2, 4, "all_gather", 32)
+    assert (row.schedule, row.precision) == (schedule, "bf16_pure")
+    row = only(
+        read(tmp_path, said.replace("size=4", "size=1").replace("False", "True") + NANOTRON.replace("pp=2", "pp=1"))
+    )
+    assert (row.cp, row.cp_kind, row.schedule, row.precision) == (1, None, "none", "bf16")
