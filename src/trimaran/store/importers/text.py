@@ -129,8 +129,11 @@ def number_of(text: str | None) -> float | None:
 
 
 def loss_of(text: str) -> float | None:
-    """The loss that a word of a log is: NaN where it is none that is finite; None where it is no number."""
-    return math.nan if text.lower().lstrip("+-") in ("nan", "inf") else number_of(text)
+    """The loss that a word of a log is: NaN where it is none that is finite; None where it is no number.
+
+    A bar of Lightning pads a word as it does a number: `nan.0`.
+    """
+    return math.nan if text.lower().lstrip("+-").removesuffix(".0") in ("nan", "inf") else number_of(text)
 
 
 def clock_of(stamp: re.Match[str] | None) -> float | None:

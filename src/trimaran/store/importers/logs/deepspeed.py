@@ -13,7 +13,7 @@ from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.json_text import json_object
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of_trainings, optimizer_cell, parts_of
-from trimaran.store.importers.text import clock_of, number_of
+from trimaran.store.importers.text import clock_of, loss_of
 
 # `[2021-05-25 06:38:26,359] [INFO] [config.py:752:print]   train_batch_size ............. 64`, and without dots where
 # the name leaves them no room: `train_micro_batch_size_per_gpu  4`; the JSON below is since 2022 of
@@ -107,7 +107,7 @@ def _reading_of(lines: Sequence[str], begin: int, given: Mapping[str, Cell]) -> 
     for at, line in enumerate(lines):
         seconds, loss, step = None, None, None
         if pipeline := _PIPELINE.search(line):
-            number, seconds, loss = int(pipeline[1]), float(pipeline[3]), number_of(pipeline[2])
+            number, seconds, loss = int(pipeline[1]), float(pipeline[3]), loss_of(pipeline[2])
         elif step := _STEP.search(line):
             number, rate = int(step[2]), float(step[3])
             # where micro-steps were counted, a step was one of them if the engine counts as many steps

@@ -28,7 +28,7 @@ from trimaran.store.importers.logs.steps import (
     optimizer_cell,
     parts_of,
 )
-from trimaran.store.importers.text import number_of
+from trimaran.store.importers.text import loss_of, number_of
 
 _START = "***** Running training *****"
 _COUNTS = {
@@ -289,7 +289,11 @@ def _mean_time(reading: LogReading, runtime: float | None, total: float | None, 
 def _entries(lines: Sequence[str]) -> list[dict[str, float]]:
     """Figures that the Trainer prints of itself, as `{'loss': 2.1, 'learning_rate': 5e-05, 'epoch': 0.1}`."""
     return [
-        {name: value for name, text in _FIGURE.findall(entry) if (value := number_of(text)) is not None}
+        {
+            name: value
+            for name, text in _FIGURE.findall(entry)
+            if (value := (loss_of if name == "loss" else number_of)(text)) is not None
+        }
         for line in lines
         for entry in _ENTRY.findall(line)
     ]

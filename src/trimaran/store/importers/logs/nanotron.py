@@ -6,6 +6,7 @@ train_step_logs).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -48,6 +49,7 @@ _START = re.compile(
 )
 _RESERVED = re.compile(r"\bPeak reserved: (\d{1,9}(?:\.\d{1,6})?)MiB")
 _TIME, _TIME_TODAY = "elapsed_time_per_iteration_ms", "time_per_iteration_ms"
+_LOST = re.compile(r"\blm_loss: (?:nan|-?inf)\b")
 _SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _COLUMNS = {
     "num_hidden_layers": "layers",
@@ -121,7 +123,7 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
                 iteration=int(match[1]),
                 sec_per_it=milliseconds / 1000.0 if milliseconds else None,
                 gbs=int(gbs) if gbs else None,
-                loss=fields.get("lm_loss"),
+                loss=math.nan if _LOST.search(line) else fields.get("lm_loss"),
                 tflops=fields.get("model_tflops_per_gpu"),
                 tokens_per_s_per_device=tokens,
             )

@@ -19,7 +19,7 @@ from trimaran.store.importers.logs.steps import (
     parts_of,
     stated_cell,
 )
-from trimaran.store.importers.text import clock_of, number_of
+from trimaran.store.importers.text import clock_of, loss_of, number_of
 
 # `50/50 [23:22<0:00, reduced_train_loss=0.1, global_step=49.00, consumed_samples=51200.0, train_step_timing in s=24.0]`
 _BAR = re.compile(
@@ -34,7 +34,7 @@ _CLOCK = re.compile(rf"\b(\d{{1,9}})/\d{{1,9}} \[{ELAPSED}[^,\]]{{1,20}}, {{1,4}
 _ITERATION = re.compile(r"\bTraining epoch (\d{1,6}), iteration (\d{1,9})/(\d{1,9}) \|(.{0,1000})")
 _NAMED = re.compile(
     r"\b(global_step|global_batch_size|max_memory_reserved|peak_memory_usage|reduced_train_loss|"
-    r"train_step_timing in s|TFLOPS_per_GPU): ([-+.\deE]{1,20})(?= \||\s*$)"
+    r"train_step_timing in s|TFLOPS_per_GPU): ([-+.\deE]{1,20}|nan|-?inf)(?= \||\s*$)"
 )
 # `step 1 | epoch 0 | loss 10.9521 | ... | mem 38.39 GiB | tps 132005.57(66002.79/gpu) | num_label_tokens 524288`
 _STEP = re.compile(
@@ -135,7 +135,7 @@ def _automodel_step(line: str, reading: LogReading) -> Step | None:
     seconds = int(match[5]) / all_tokens if all_tokens else None
     # its own figure of a GPU is that of a replica, which TP and PP spread over several
     tokens = all_tokens / ranks if isinstance(ranks, int) and ranks else None
-    return Step(int(match[1]), seconds, loss=number_of(match[2]), tokens_per_s_per_device=tokens)
+    return Step(int(match[1]), seconds, loss=loss_of(match[2]), tokens_per_s_per_device=tokens)
 
 
 def _held_against_the_clock(lines: Sequence[str], reading: LogReading) -> None:
@@ -173,16 +173,17 @@ def _bar_step(line: str) -> Step | None:
     if step is not None and samples and samples % (step + 1) == 0:
         gbs = int(samples / (step + 1))
     seconds, tflops = fields.get("train_step_timing in s") or None, fields.get("TFLOPS_per_GPU")
-    return Step(int(found[1]), seconds, gbs, number_of(found[2]), tflops)
+    return Step(int(found[1]), seconds, gbs, loss_of(found[2]), tflops)
 
 
 def _iteration_step(line: str, reading: LogReading) -> Step | None:
     match = _ITERATION.search(line)
     if match is None:
         return None
-    fields = {name: value for name, text in _NAMED.findall(match[4]) if (value := number_of(text)) is not None}
+    named = dict(_NAMED.findall(match[4]))
+    fields = {name: value for name, text in named.items() if (value := number_of(text)) is not None}
     number, gbs = fields.get("global_step", float(match[2])), fields.get("global_batch_size")
-    seconds, loss = fields.get("train_step_timing in s"), fields.get("reduced_train_loss")
+    seconds, loss = fields.get("train_step_timing in s"), loss_of(named.get("reduced_train_loss", ""))
     # in bytes, of the rank that logs; NeMo 2.0 had the second name for it (megatron_strategy.py, training_step)
     if (reserved := fields.get("max_memory_reserved", fields.get("peak_memory_usage", 0.0))) > 0:
         reading.mem_gib_by_rank[0] = max(reserved / 2**30, reading.mem_gib_by_rank.get(0, 0.0))
