@@ -17,14 +17,16 @@ from trimaran.store.importers.logs.steps import (
     parts_of,
     stated_cell,
 )
-from trimaran.store.importers.text import clock_of, number_of
+from trimaran.store.importers.text import clock_of, loss_of, number_of
 
 # of so many steps, or of `???` where tokens or epochs say how far it goes (train/callbacks/console_logger.py)
 _STEP = re.compile(r"\[step=([\d,]{1,12})/(?:([\d,]{1,12})|\?{3}),epoch=\d{1,6}")
-_METRIC = re.compile(r"(?:^|\s)\s{1,12}(\w[\w/ ()-]{0,80})=([-+\d.,eE]{1,30})\s*$")
+_METRIC = re.compile(r"(?:^|\s)\s{1,12}(\w[\w/ ()-]{0,80})=([-+\d.,eE]{1,30}|nan|-?inf)\s*$")
 _STAMP = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.(\d{3})\b")
 _LOSS, _BATCHES, _TOKENS = "train/CE loss", "throughput/device/BPS", "throughput/device/TPS"
-_MEMORY = "system/GPU active mem (GiB)"
+_TFLOPS = "throughput/device/TFLOPs_per_GPU"
+# The second name is the older one (train/callbacks/gpu_memory_monitor.py).
+_MEMORIES = ("gpu_memory/GPU active mem (GiB)", "system/GPU active mem (GiB)")
 
 # The first of each counts: the model's configuration comes before those of others that name a size alike.
 _SIZES = {
@@ -101,8 +103,9 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
             reading.after = begin + at + 1
             reading.planned = int(step[2].replace(",", "")) if step[2] else None
         elif clocked and (metric := _METRIC.search(line)):
-            if (value := number_of(metric[2])) is not None:
-                clocked[-1][2][metric[1].strip()] = value
+            name = metric[1].strip()
+            if (value := (loss_of if name == _LOSS else number_of)(metric[2])) is not None:
+                clocked[-1][2][name] = value
             reading.after = begin + at + 1
     before: tuple[int, float] | None = None
     by_clock = False
@@ -117,11 +120,11 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
             seconds = None  # it carries the start-up
             reading.notes.append(f"started again before iteration {number}")
         before = (number, clock) if clock is not None else before
-        if memory := metrics.get(_MEMORY):
+        if memory := next((metrics[name] for name in _MEMORIES if name in metrics), 0.0):
             reading.mem_gib_by_rank[0] = max(memory, reading.mem_gib_by_rank.get(0, 0.0))
         batch = gbs if isinstance(gbs, int) else None
         reading.steps.append(
-            Step(number, seconds, batch, metrics.get(_LOSS), tokens_per_s_per_device=metrics.get(_TOKENS))
+            Step(number, seconds, batch, metrics.get(_LOSS), metrics.get(_TFLOPS), metrics.get(_TOKENS))
         )
     # the rate is that of the step by itself, however seldom one is logged (train/callbacks/speed_monitor.py)
     reading.sampled = any(_BATCHES in metrics for _, _, metrics in clocked)

@@ -62,7 +62,8 @@ TRAINERS = (
     # OLMo-core, src/olmo_core/train/callbacks/speed_monitor.py
     TrackedNames(
         "train/CE loss", steps_per_s="throughput/device/BPS", tokens="throughput/device/TPS",
-        memory=(("system/GPU active mem (GiB)", 1.0),),
+        tflops=("throughput/device/TFLOPs_per_GPU",),
+        memory=(("gpu_memory/GPU active mem (GiB)", 1.0), ("system/GPU active mem (GiB)", 1.0)),
     ),
     # Composer, composer/callbacks/speed_monitor.py and memory_monitor.py (in units of 1e9 bytes)
     TrackedNames(
@@ -114,6 +115,20 @@ def names_in(names: Sequence[str] | set[str]) -> TrackedNames | None:
     timed = [each for each in TRAINERS if known & {name for name, _ in each.seconds}]
     told = [each for each in TRAINERS if each.loss in known]
     return next((each for each in told if each in timed), next(iter([*told, *timed]), None))
+
+
+def last_step(number: int, figures: Mapping[str, object], trainer: TrackedNames) -> tuple[Step, float]:
+    """The step that a trainer tracked last, and what its rank held of memory, in GiB (0: not tracked)."""
+    gbs = _first(figures, ((trainer.gbs, 1.0),))
+    step = Step(
+        number,
+        _seconds(figures, trainer),
+        int(gbs) if gbs is not None and gbs >= 1 else None,
+        _loss(figures.get(trainer.loss)),
+        _first(figures, tuple((name, 1.0) for name in trainer.tflops)),
+        _first(figures, ((trainer.tokens, 1.0),)),
+    )
+    return step, _first(figures, trainer.memory) or 0.0
 
 
 def drafts_of_points(points: Sequence[Point], given: Mapping[str, Cell]) -> list[Draft]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.json_text import json_object, number_in
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of
-from trimaran.store.importers.logs.tracked import OWN_STEPS, names_in
+from trimaran.store.importers.logs.tracked import OWN_STEPS, last_step, names_in
 
 _RUNTIMES = ("train/train_runtime", "train_runtime", "_runtime")
 _LOSSES = ("train/loss", "train_loss", "loss", "train/CE loss")
@@ -29,13 +30,17 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     # the tracker's own step may count what was tracked
     counted = own is not None or (trainer is not None and (trainer.mark or trainer.loss) in summary)
     runtime = _first(summary, _RUNTIMES)
-    seconds = duration or (runtime / number if runtime and number and counted else None)
-    if duration:
+    tracked, memory = last_step(0, summary, trainer) if trainer is not None else (Step(0), 0.0)
+    last = duration or tracked.sec_per_it
+    seconds = last or (runtime / number if runtime and number and counted else None)
+    if last:
         reading.notes.append("the time of the last step that was tracked")
     elif seconds:
         reading.notes.append(f"the mean over {number:.0f} steps, start-up and evaluations included")
     if number is not None and 0 <= number < 1e9:
-        reading.steps.append(Step(int(number), seconds, loss=_first(summary, _LOSSES)))
+        loss = tracked.loss if tracked.loss is not None else _first(summary, _LOSSES)
+        reading.steps.append(replace(tracked, iteration=int(number), sec_per_it=seconds, loss=loss))
+        reading.mem_gib_by_rank[0] = memory
     return drafts_of(reading, (), given)
 
 
