@@ -18,7 +18,11 @@ from trimaran.store.importers.logs.steps import (
 )
 from trimaran.store.importers.text import loss_of, number_of
 
-_BATCH = re.compile(r"\[(?:epoch=(\d{1,9})(?:/\d{1,9})?\]\[)?batch=(\d{1,9})/(\d{1,9})\]:")
+# How far a training is, in the unit of its duration; a dataset of unknown length has no end
+# (composer/loggers/console_logger.py, _get_progress_string).
+_BATCH = re.compile(
+    r"\[(?:epoch=(\d{1,9})(?:/\d{1,9})?\]\[)?(batch|sample|token|iteration|second)=(\d{1,18})(?:/(\d{1,18}))?\]:"
+)
 _METRIC = re.compile(r"\bTrain ([\w/]{1,80}): ([-+.\w]{1,30})\s*$")
 # `  d_model: 768`, as LLM Foundry prints its configuration (scripts/train/train.py), and Composer's own beside it
 _SETTING = re.compile(r"(?:^|\s)([a-z]\w{1,50}): (\S{1,80})\s*$")
@@ -64,14 +68,15 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     for at, line in enumerate(lines):
         reading = trainings[-1]
         if batch := _BATCH.search(line):
-            place = int(batch[1] or 1), int(batch[2])
+            place = int(batch[1] or 1), int(batch[3])
             if batches and place <= before:
                 _finish(reading, batches)
                 trainings.append(LogReading(begin=at))
                 reading, batches = trainings[-1], []
             before, reading.after = place, at + 1
-            reading.planned = None if batch[1] else int(batch[3])
-            batches.append({"": (place[0] - 1) * int(batch[3]) + place[1]})
+            in_batches = batch[2] == "batch" and batch[4] is not None
+            reading.planned = int(batch[4]) if in_batches and not batch[1] else None
+            batches.append({"": (place[0] - 1) * int(batch[4]) + place[1]} if in_batches else {})
         elif metric := _METRIC.search(line):
             value = loss_of(metric[2]) if metric[1] == _LOSS else number_of(metric[2])
             if batches and value is not None:
@@ -101,7 +106,10 @@ def _finish(reading: LogReading, batches: list[dict[str, float]]) -> None:
     if counts:
         reading.notes.append("batches had other numbers of samples, so that samples a second tell no time of a step")
     smoothed = False
+    number = 0
     for at in batches:
+        # batches that were done before are counted among the figures
+        number = int(at.get("", at.get("time/batch", number) + 1))
         rate = at.get("throughput/samples_per_sec")
         seconds: float | None = at.get("time/secs_per_step") or None
         if seconds is None and rate and isinstance(samples, int):
@@ -115,7 +123,7 @@ def _finish(reading: LogReading, batches: list[dict[str, float]]) -> None:
             reading.mem_gib_by_rank[0] = max(memory * _GIB_PER_GB, reading.mem_gib_by_rank.get(0, 0.0))
         reading.steps.append(
             Step(
-                int(at[""]), seconds, samples if isinstance(samples, int) else None, at.get(_LOSS),
+                number, seconds, samples if isinstance(samples, int) else None, at.get(_LOSS),
                 tokens_per_s_per_device=at.get("throughput/device/tokens_per_sec"),
             )
         )  # fmt: skip
