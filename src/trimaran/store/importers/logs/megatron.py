@@ -24,8 +24,10 @@ _ARGUMENT = re.compile(r"\b([a-z][a-z0-9_]{1,60}) (\.{0,60}) (\[[^\]]{0,1000}\]|
 _CHANGED = re.compile(r"\.{3,60}(?:updated|default)$")
 _VOCAB = re.compile(r"padded vocab \(size: (\d{1,9})\)")
 _WORLD = re.compile(r"using world size: \d{1,8}, data-parallel[- ]size: \d{1,8}, .{0,200}")
+# Those of an encoder, which some releases print beside them, are others; the same left out a comma, so that a name may
+# stand behind a word: `context-parallel sizes: Nonetensor-model-parallel size: 4` (megatron/training/arguments.py).
 _WORLD_SIZES = re.compile(
-    r"\b(world|data-parallel|context-parallel|sequence-parallel|tensor-model-parallel|pipeline-model-parallel)"
+    r"(?<!encoder-)(world|data-parallel|context-parallel|sequence-parallel|tensor-model-parallel|pipeline-model-parallel)"
     r"[- ]size: (\d{1,8})"
 )
 _WORLD_COLUMNS = {
