@@ -64,6 +64,11 @@ _UNSAID = {
 }
 # What a model of the catalogue may have, and no column can say of another.
 _ONLY_NAMED = ("mtp_num_layers", "window_size")
+# What gives stages unlike numbers of layers; no column says of which.
+_UNEVEN = (
+    "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split", "pipeline_model_parallel_layout",
+)  # fmt: skip
 
 
 def set_up(reading: LogReading, arguments: Mapping[str, str]) -> None:
@@ -98,6 +103,11 @@ def set_up(reading: LogReading, arguments: Mapping[str, str]) -> None:
     reading.notes += [
         f"{name} is {arguments[name][:40]}, which no column says: --model names a model that has it"
         for name in _ONLY_NAMED
+        if _on(arguments, name)
+    ]
+    reading.notes += [
+        f"{name} is {arguments[name][:40]}: stages have unlike numbers of layers, which no column says"
+        for name in _UNEVEN
         if _on(arguments, name)
     ]
     for name, why in _UNSAID.items():
