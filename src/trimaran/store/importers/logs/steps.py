@@ -238,8 +238,9 @@ def drafts_of_trainings(readings: Sequence[LogReading], lines: Sequence[str], gi
 
 
 def _other_settings(before: LogReading, reading: LogReading) -> bool:
-    """Whether a training states anything else than the one before it."""
-    return before.refusal != reading.refusal or any(before.cells.get(k) != v for k, v in reading.cells.items())
+    """Whether a training states anything else than the one before it; the day that it began on is no setting."""
+    stated = ((name, cell) for name, cell in reading.cells.items() if name != "date")
+    return before.refusal != reading.refusal or any(before.cells.get(name) != cell for name, cell in stated)
 
 
 def _go_on(training: LogReading, again: LogReading) -> None:
