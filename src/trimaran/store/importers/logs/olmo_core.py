@@ -154,8 +154,8 @@ def _settings(text: str) -> dict[str, Cell]:
         cells["devices"] = nodes * per_node
         if hybrid := _HYBRID.search(text):
             replicas = nodes * per_node // math.prod(_degree(cells, name) for name in ("tp", "pp", "cp"))
-            stated = {name: int(size) for name, size in _GROUPS.findall(hybrid[0])}
-            cells["shard"] = stated.get("shard_degree") or replicas // max(1, stated.get("num_replicas", nodes))
+            groups = {name: int(size) for name, size in _GROUPS.findall(hybrid[0])}
+            cells["shard"] = groups.get("shard_degree") or replicas // max(1, groups.get("num_replicas", nodes))
     return {name: value for name, value in cells.items() if value is not None}
 
 
