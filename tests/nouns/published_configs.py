@@ -151,6 +151,12 @@ PUBLISHED_MIXTURES: dict[str, Config] = {
     "Llama-4-Scout": sizes(
         48, 5120, 40, 8192, 202048, model_type="llama4_text", num_key_value_heads=8, head_dim=128,
         intermediate_size_mlp=16384, num_local_experts=16, num_experts_per_tok=1, interleave_moe_layer_step=1,
+        rope_theta=500_000.0,
+        # between wavelengths that are kept and those that are stretched it blends none
+        rope_scaling={
+            "rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+        },
     ),
     "Llama-4-Maverick": sizes(
         48, 5120, 40, 8192, 202048, model_type="llama4_text", num_key_value_heads=8, head_dim=128,

@@ -57,6 +57,11 @@ KINDS: dict[str, Any] = {
         rope_parameters={"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
                          "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
     ),
+    "llama, stretched from one wavelength on": lambda: transformers.LlamaConfig(
+        **LLAMA_SIZES, num_key_value_heads=2, max_position_embeddings=64,
+        rope_parameters={"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+                         "high_freq_factor": 1.0, "original_max_position_embeddings": 16},
+    ),
     "llama, biases everywhere": lambda: transformers.LlamaConfig(
         **LLAMA_SIZES, num_key_value_heads=2, attention_bias=True, mlp_bias=True
     ),

@@ -47,10 +47,11 @@ class RotaryScaling(Noun):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.high_freq_factor <= self.low_freq_factor:
+        # Llama 4 Scout has them equal: nothing is blended
+        if self.high_freq_factor < self.low_freq_factor:
             raise ValueError(
-                f"high_freq_factor {self.high_freq_factor:g} is not above low_freq_factor {self.low_freq_factor:g}: "
-                f"wavelengths between the two are blended"
+                f"high_freq_factor {self.high_freq_factor:g} is below low_freq_factor {self.low_freq_factor:g}: "
+                f"wavelengths between the two are blended, so raise it or lower the other"
             )
         return self
 
