@@ -121,6 +121,14 @@ def test_a_filter_takes_words_and_conditions_and_says_what_is_left(
         opened.get_by_label("Filter").fill(filtered)
         opened.wait_for_function("said => document.querySelector('#count').innerText.includes(said)", arg=said)
         assert opened.locator("#count").inner_text().startswith(f"0 of {len(bloom['layouts'])} layouts; ")
+    # what the table shows as 35.9% is a share between 0 and 1 in the data
+    half = sorted(100 * e["mfu"] for e in bloom["layouts"])[len(bloom["layouts"]) // 2]
+    above = [e["layout"] for e in bloom["layouts"] if 100 * e["mfu"] > half]
+    assert 0 < len(above) < len(bloom["layouts"])
+    for filtered in (f"mfu>{half}", f"mfu>{half}%", f"mfu>{half / 100}"):
+        opened.get_by_label("Filter").fill(filtered)
+        opened.wait_for_function("n => document.querySelectorAll('tbody tr').length === n", arg=len(above))
+        assert sorted(column(opened, "layout")) == sorted(above)
     opened.get_by_role("button", name="Clear").click()
     opened.wait_for_function("n => document.querySelectorAll('tbody tr').length === n", arg=len(bloom["layouts"]))
 

@@ -15,12 +15,18 @@ const TESTS = {
   "=": (x, y) => x === y, "!=": (x, y) => x !== y,
 };
 const KEYS = Object.fromEntries(COLUMNS.map(([key, , , word]) => [word, key]));
+// A share is read as the table shows it: 35 and 35% are 0.35, and so is a number below 1.
+const numberFor = (key, text) => {
+  const number = Number(text.replace(/%$/, "")), isShare = key === "mfu";
+  if (!isShare && text.endsWith("%")) return NaN;
+  return isShare && (number >= 1 || text.endsWith("%")) ? number / 100 : number;
+};
 // Why conditions that leave no row do: a column that there is not, or what is no number. Others' words may hold a sign too.
 function unread(text) {
   const found = text.toLowerCase().split(/\s+/).map((word) => word.match(CONDITION)).filter(Boolean);
   const strange = found.find(([, word]) => !KEYS[word]);
   if (strange) return `; ${strange[1]} is no column: they are ${columns.map(([, , , word]) => word).join(", ")}`;
-  const wordy = found.find(([, word, , wanted]) => isNumber(KEYS[word]) && Number.isNaN(Number(wanted)));
+  const wordy = found.find(([, word, , wanted]) => isNumber(KEYS[word]) && Number.isNaN(numberFor(KEYS[word], wanted)));
   return wordy ? `; ${wordy[3]} is no number` : "";
 }
 function matcher(text) {
@@ -31,7 +37,7 @@ function matcher(text) {
       return (one) => {
         const value = one[key];
         if (value === null) return false;
-        if (typeof value === "number") return TESTS[found[2]](value, Number(wanted));
+        if (typeof value === "number") return TESTS[found[2]](value, numberFor(key, wanted));
         return TESTS[found[2]](String(value).toLowerCase(), wanted);
       };
     }
