@@ -322,3 +322,19 @@ def test_the_folder_of_a_config_json_is_its_model(tmp_path: Path, monkeypatch: p
     (tmp_path / "empty").mkdir()
     with pytest.raises(TrimaranError, match="it is not a regular file but a folder"):
         load_model("./empty")
+
+
+def test_a_model_that_the_catalogue_lacks_is_given_by_its_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "any other model's own config.json serves" in unknown_name("models", "gemma3-27b")
+    assert "any other model's own config.json serves" in unknown_name("models", "g" * 5000)
+    assert "config.json" not in unknown_name("clusters", "our-rack")
+    # as a download leaves it, in the folder where the command is given
+    (tmp_path / "gemma3-27b").mkdir()
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 100}
+    (tmp_path / "gemma3-27b" / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TrimaranError, match=r"is given as \./gemma3-27b\."):
+        load_model("gemma3-27b")
+    assert load_model("./gemma3-27b").layers == 2

@@ -287,7 +287,19 @@ def unknown_name(kind: str, name: str, way_out: str = "") -> str:
     if others := close[1:MOST_NAMED]:
         hint += f" Others like it: {', '.join(others)}."
     singular = kind if kind == "faults" else kind.removesuffix("s")
-    return f"{singular} {name!r} is not in the catalogue: {hint} A file's path ends in .toml or .json."
+    return f"{singular} {name!r} is not in the catalogue: {hint} {_as_file(kind, name)}"
+
+
+def _as_file(kind: str, name: str) -> str:
+    """How a file is given in place of a name; a folder that a model was downloaded to is told by its name here."""
+    try:
+        is_folder = kind == "models" and Path(name, "config.json").is_file()
+    except OSError:  # of a name that is longer than a folder's may be
+        is_folder = False
+    if is_folder:
+        return f"The folder of that name here is given as ./{name}."
+    of_models = "; any other model's own config.json serves" if kind == "models" else ""
+    return f"A file's path ends in .toml or .json{of_models}."
 
 
 def _close_names(kind: str, name: str) -> list[str]:
