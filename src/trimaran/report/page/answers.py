@@ -122,8 +122,9 @@ def devices_known(row: Measurement) -> int | None:
 
 
 def work_of(row: Measurement) -> str:
-    """The model's size and the cluster: times of different work are not compared."""
-    return f"{size_label(row)} on {row.cluster or row.hardware or 'an unnamed cluster'}"
+    """The model's size, the tokens of a sequence and the cluster: times of different work are not compared."""
+    where = row.cluster or row.hardware or "an unnamed cluster"
+    return f"{size_label(row)} of {row.seq_len:,} tokens on {where}"
 
 
 def by_work(rows: Sequence[Measurement]) -> list[list[Measurement]]:
