@@ -212,12 +212,14 @@ def test_ten_thousand_layouts(watched: Watched, tmp_path: Path) -> None:
     assert "2,000 of 10,000 are drawn" in opened.locator("#front-said").inner_text()
 
 
-def test_sequences_of_two_lengths_are_no_samples_of_one_work() -> None:
+def test_sequences_of_two_lengths_are_no_samples_of_one_work(tmp_path: Path) -> None:
     """A page of llm-foundry's rows said that 128 devices keep 21% of linear scaling: those of 8 had shorter samples."""
     rows = [measured(seq_len=32, sec_per_it=1.0), measured(seq_len=128, sec_per_it=2.0, dp=2, devices=2)]
     content = measured_content({"rows": rows})
     assert [answer.work.split(" on ")[0] for answer in content.answers] == ["0.2M of 32 tokens", "0.2M of 128 tokens"]
     assert len({case.work for case in content.cases}) == 2
+    with pytest.raises(TrimaranError, match="one length of sequences on one cluster, and the rows are of 2"):
+        write_figure("scaling", content, tmp_path / "scaling.svg")
 
 
 @pytest.mark.proof

@@ -32,8 +32,8 @@ def write_figure(name: str, content: Content, path: Path) -> None:
     works = {case.work for case in content.cases}
     if name in ("front", "scaling") and len(works) > 1:
         raise TrimaranError(
-            f"figure {name} compares times of one model on one cluster, and the rows are of {len(works)}: "
-            f"give a table of one"
+            f"figure {name} compares times of one model and one length of sequences on one cluster, and the "
+            f"rows are of {len(works)}: give a table of one"
         )
     figure, (axes,) = new_figure(SIZE_INCHES)
     if not FIGURES[name](axes, content):
