@@ -218,7 +218,7 @@ def test_sequences_of_two_lengths_are_no_samples_of_one_work(tmp_path: Path) -> 
     content = measured_content({"rows": rows})
     assert [answer.work.split(" on ")[0] for answer in content.answers] == ["0.2M of 32 tokens", "0.2M of 128 tokens"]
     assert len({case.work for case in content.cases}) == 2
-    with pytest.raises(TrimaranError, match="one length of sequences on one cluster, and the rows are of 2"):
+    with pytest.raises(TrimaranError, match="at one length of sequences, and the rows are of 2"):
         write_figure("scaling", content, tmp_path / "scaling.svg")
 
 

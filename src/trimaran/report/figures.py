@@ -32,7 +32,7 @@ def write_figure(name: str, content: Content, path: Path) -> None:
     works = {case.work for case in content.cases}
     if name in ("front", "scaling") and len(works) > 1:
         raise TrimaranError(
-            f"figure {name} compares times of one model and one length of sequences on one cluster, and the "
+            f"figure {name} compares times of one model on one cluster, at one length of sequences, and the "
             f"rows are of {len(works)}: give a table of one"
         )
     figure, (axes,) = new_figure(SIZE_INCHES)
