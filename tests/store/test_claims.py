@@ -5,12 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +168,34 @@ def test_what_is_no_folder_under_the_name_of_the_claims_folder_is_told(tmp_path:
         there.symlink_to(tmp_path / "nowhere")
     with pytest.raises(TrimaranError, match="is something else than a folder: remove it"):
         claims.Claims(there).take("k")
+
+
+@contextmanager
+def blind_for(seconds: float) -> Iterator[None]:
+    """Let this process open no file for a while, as where a network file system cannot say what it holds."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    sees_again = threading.Timer(seconds, resource.setrlimit, (resource.RLIMIT_NOFILE, before))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    sees_again.start()
+    try:
+        yield
+    finally:
+        sees_again.join()
+
+
+def test_a_claim_that_cannot_be_seen_for_a_moment_is_neither_lost_nor_taken_over(tmp_path: Path) -> None:
+    """Its holder's figures were thrown away, and who asked for it removed it."""
+    held, other = claims.Claims(tmp_path / "claims"), claims.Claims(tmp_path / "claims")
+    assert held.take("k")
+    with blind_for(0.3):
+        assert held.holds("k")
+    with blind_for(0.3):
+        assert not other.take("k")
+    assert held.holds("k")
+    with blind_for(0.3):
+        held.release("k")
+    assert other.take("k"), "it was given back"
+    other.close()
 
 
 def test_two_sweeps_at_once_run_each_trial_once(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ import secrets
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -25,7 +27,10 @@ from trimaran.store.owner import Owner
 LOST_AFTER_S = float(os.environ.get("TRIMARAN_LOST_AFTER_S", "120"))
 _BEAT_EVERY_S = LOST_AFTER_S / 12
 _TRIES = 10
+# How long it takes until a file system that cannot say for a moment, as NFS where its server is away, is asked again.
+_ASK_AGAIN_S = 0.5
 _LIMIT_BYTES = 1 << 16
+_Seen = TypeVar("_Seen")
 
 
 class _Content(BaseModel):
@@ -51,7 +56,10 @@ class Claims:
         self._beating: threading.Thread | None = None
 
     def take(self, key: str) -> bool:
-        """Claim `key`; False where another holds it. Raises TrimaranError where no file can be made."""
+        """Claim `key`; False where another holds it.
+
+        Raises TrimaranError where no file can be made, or what is there cannot be read.
+        """
         newest = self._newest(key)
         if newest is None:
             generation = 0
@@ -74,7 +82,10 @@ class Claims:
         return True
 
     def holds(self, key: str) -> bool:
-        """Whether this process holds `key`: one that was stopped for long may have lost it."""
+        """Whether this process holds `key`: one that was stopped for long may have lost it.
+
+        Raises TrimaranError where the claims cannot be read.
+        """
         with self._lock:
             held = self._held.get(key)
         return held is not None and self._newest(key) == held[0] and _is_ours(*held)
@@ -95,9 +106,14 @@ class Claims:
     def release(self, key: str) -> None:
         """Give `key` back, if this process holds it."""
         with self._lock:
-            held = self._held.pop(key, None)
-        if held is not None and _is_ours(*held):
-            held[0].unlink(missing_ok=True)
+            held = self._held.get(key)
+        try:
+            if held is not None and _is_ours(*held):
+                held[0].unlink(missing_ok=True)
+        except (OSError, TrimaranError):
+            return  # it is held still, until it is given back again or this process ends
+        with self._lock:
+            self._held.pop(key, None)
         with contextlib.suppress(OSError):
             self._folder.rmdir()  # where it was the last
 
@@ -108,11 +124,9 @@ class Claims:
             self.release(key)
 
     def _newest(self, key: str) -> Path | None:
-        try:
-            names = os.listdir(self._folder)  # noqa: PTH208 - makes a network file system look anew
-        except OSError:
-            return None
-        claims = [self._folder / name for name in names if name.rpartition(".")[0] == key]
+        # by listing, which makes a network file system look anew
+        names = _seen(lambda: os.listdir(self._folder), f"claims folder {self._folder}")  # noqa: PTH208
+        claims = [self._folder / name for name in names or () if name.rpartition(".")[0] == key]
         return max(claims, key=_generation, default=None)
 
     def _content(self, claim: Path | None) -> _Content | None:
@@ -139,9 +153,11 @@ class Claims:
 
     def _make(self, claim: Path, content: str) -> bool:
         for _ in range(_TRIES):
+            is_made = False
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 with claim.open("x") as file:
+                    is_made = True
                     file.write(content)
             except FileExistsError as error:
                 if _is_no_folder(self._folder):
@@ -154,7 +170,8 @@ class Claims:
             except FileNotFoundError:
                 continue  # who gave back the last claim removed the folder meanwhile
             except OSError as error:
-                claim.unlink(missing_ok=True)
+                if is_made:  # else it may be another's
+                    claim.unlink(missing_ok=True)
                 raise TrimaranError(
                     f"claim {claim} cannot be written ({error.strerror}): free space, or check its permissions"
                 ) from None
@@ -166,8 +183,8 @@ class Claims:
             with self._lock:
                 held = list(self._held.values())
             for claim, token in held:
-                if _is_ours(claim, token):
-                    with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, TrimaranError):
+                    if _is_ours(claim, token):
                         os.utime(claim)
 
 
@@ -185,13 +202,43 @@ def _generation(claim: Path) -> int:
     return int(number) if number.isdecimal() else -1
 
 
+def _seen(look: Callable[[], _Seen], what: str) -> _Seen | None:
+    """What a look at the file system finds; None where there is nothing, or nothing any more.
+
+    What cannot be seen for a moment is there as before: it is looked at again. Raises TrimaranError, with `what` was
+    looked at, where it cannot be seen for seconds.
+    """
+    why = ""
+    for number in range(_TRIES):
+        if number:
+            time.sleep(_ASK_AGAIN_S)
+        try:
+            return look()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            why = f"{what} cannot be read: {error.strerror}; check its permissions, and whether its file system is well"
+        except TrimaranError as error:
+            why = str(error)
+    raise TrimaranError(why)
+
+
 def _look(claim: Path) -> tuple[int, str] | None:
-    """When the file last changed, ns, and what it holds; opening makes a network file system ask its server."""
-    try:
-        with open_file(claim, f"claim {claim}", _LIMIT_BYTES) as file:
-            return os.fstat(file.fileno()).st_mtime_ns, file.read(_LIMIT_BYTES).decode(errors="replace")
-    except (TrimaranError, OSError):
-        return None
+    """When the file last changed, ns, and what it holds; None where it is gone.
+
+    Opening makes a network file system ask its server. Raises TrimaranError where that does not answer.
+    """
+
+    def look() -> tuple[int, str]:
+        claim.lstat()
+        try:
+            with open_file(claim, f"claim {claim}", _LIMIT_BYTES) as file:
+                return os.fstat(file.fileno()).st_mtime_ns, file.read(_LIMIT_BYTES).decode(errors="replace")
+        except TrimaranError:
+            claim.lstat()  # raises FileNotFoundError where it was given back meanwhile
+            raise
+
+    return _seen(look, f"claim {claim}")
 
 
 def _is_ours(claim: Path, token: str) -> bool:
