@@ -113,6 +113,27 @@ def test_another_container_under_the_same_host_name_does_not_steal_a_living_clai
             time.sleep(0.1)
 
 
+ASK = "import sys; from trimaran.store import Owner; print(Owner.model_validate_json(sys.argv[1]).is_alive())"
+# A /proc that shows to each user the processes of that user alone, as login nodes have it.
+HIDING = ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh")
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="starts another user's process")
+def test_a_process_that_another_user_may_not_see_is_not_taken_for_dead() -> None:
+    """Its claim of the machine was taken over at once, and both sweeps measured each other."""
+    if subprocess.run([*HIDING, *NOBODY, sys.executable, "-c", "import trimaran"], check=False).returncode:
+        pytest.skip("needs to mount, and an interpreter that all users may read")
+    dead = subprocess.Popen(["true"])
+    ended = claims.Owner.current().model_copy(update={"pid": dead.pid})
+    dead.wait()
+    for owner, alive in ((claims.Owner.current(), "None"), (ended, "False")):
+        told = subprocess.check_output(
+            [*HIDING, *NOBODY, sys.executable, "-c", ASK, owner.model_dump_json()], text=True
+        )
+        assert told.strip() == alive
+
+
 def _claim_and_add(path: Path, worker: int, ready: multiprocessing.Barrier, won: multiprocessing.Queue) -> None:
     ready.wait()
     store = Store(path)  # all processes make the file at the same moment

@@ -28,10 +28,18 @@ class Owner(BaseModel):
         return cls(host=platform.node(), namespace=_namespace(), pid=os.getpid(), started=_started(os.getpid()))
 
     def is_alive(self) -> bool | None:
-        """Whether the process still runs; None where its number says nothing here (another machine or namespace)."""
+        """Whether the process still runs.
+
+        None where its number says nothing here (another machine or namespace), and of another user's process that
+        this one may not see, as under hidepid of proc(5).
+        """
         if self.namespace != _namespace():
             return None
-        return _started(self.pid) == self.started
+        try:
+            started = _started(self.pid)
+        except OSError:
+            return None
+        return None if not started and _is_hidden(self.pid) else started == self.started
 
     def is_stopped(self) -> bool:
         """Whether the process is known to live and stands still until it is told to go on, as after Ctrl-Z."""
@@ -65,11 +73,25 @@ def _started(pid: int) -> str:
     return "" if not stat or stat[0] in "ZX" else f"{this_boot()}/{stat[19]}"
 
 
-def _stat(pid: int) -> list[str]:
-    """What the kernel says of `pid`, from its state on (proc(5)); empty where there is no such process."""
+def _is_hidden(pid: int) -> bool:
+    """Whether `pid`, of which nothing is seen, is there all the same: the kernel refuses a signal to it."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
     except OSError:
+        return False
+    return False
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of `pid`, from its state on (proc(5)); empty where no such process is seen.
+
+    Raises OSError where it does not say.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
         return []
     # the command name may hold spaces and brackets; the fields after its last bracket are words and numbers
     return stat[stat.rindex(")") + 2 :].split()
