@@ -282,6 +282,15 @@ def test_shared_file_systems_are_known_by_the_table_of_mounts(tmp_path: Path) ->
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["fuse.ceph-fuse", "fuse.daos", "fuse.hf3fs", "fuse.quobyte"])
+def test_a_shared_file_system_behind_fuse_is_known_by_what_the_table_of_mounts_calls_it(
+    tmp_path: Path, kind: str
+) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"36 22 0:31 / {tmp_path}/home rw,relatime - {kind} client rw,user_id=0,allow_other\n")
+    assert is_shared(tmp_path / "home/runs", mounts)
+
+
 def test_kill_9_loses_no_row_that_add_returned_for(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     script = (

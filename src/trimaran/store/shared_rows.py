@@ -24,10 +24,13 @@ from trimaran.files.user_file import MIB, open_file, read_text
 from trimaran.nouns.measurement import Measurement
 from trimaran.nouns.noun import TrimaranError, first_error
 
-# Types of file systems, as Linux names them, that several hosts may write at once.
+# Types of file systems, as Linux names them, that several hosts may write at once. Ceph's client calls itself ceph-fuse
+# there (ceph-csi, internal/cephfs/fuserecovery.go), DAOS's daos (client/dfuse/pil4dfs), 3FS's hf3fs
+# (src/lib/api/UsrbIo.cc), Quobyte's quobyte (libvirt, src/util/virfile.c).
 _SHARED = frozenset(
     {"afs", "beegfs", "ceph", "cifs", "gpfs", "lustre", "nfs", "nfs4", "orangefs", "panfs", "pvfs2", "smb3", "wekafs",
-     "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "fuse.mfs", "fuse.sshfs"}
+     "fuse.ceph", "fuse.ceph-fuse", "fuse.daos", "fuse.glusterfs", "fuse.hf3fs", "fuse.juicefs", "fuse.mfs",
+     "fuse.quobyte", "fuse.sshfs"}
 )  # fmt: skip
 
 _LIMIT_BYTES = 64 * MIB
