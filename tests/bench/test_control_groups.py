@@ -73,3 +73,54 @@ def test_a_process_that_the_kernel_kills_elsewhere_is_no_rank_s_lack_of_memory(t
         assert killed is not None and of_machine is not None and killed > of_machine
         assert kernel_oom_kills() == counted and not ranks.over_memory()
         ranks.kill()
+
+
+# Takes as many bytes as each line of standard input says.
+EATER = """
+import sys
+hoard = []
+for line in sys.stdin:
+    hoard.append(bytearray(b"x" * int(line)))
+    print("taken", flush=True)
+"""
+# In a group of its own: a child takes all but 1% of what the group may hold, and this process tells what it sees of it.
+FILLED = """
+import subprocess, sys
+from pathlib import Path
+from trimaran.bench.launch.held_memory import HeldMemory
+from trimaran.protocol.control_groups import memory_rooms
+
+Path(sys.argv[1]).write_text("0")
+eater = subprocess.Popen(
+    [sys.executable, "-c", sys.argv[3]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+)
+
+def ask(size):
+    print(size, file=eater.stdin, flush=True)
+    eater.stdout.readline()
+
+ask(0)
+held = HeldMemory([eater.pid], None)
+assert held.shortage([eater.pid]) is None
+limit = int(sys.argv[2])
+while (left := min(left for _, left in memory_rooms())) > limit // 100:
+    ask(min(left // 2, 1 << 20) if left > limit // 50 else 1 << 16)
+found = held.shortage([eater.pid])
+print(found and (found.by_others, found.sentence))
+"""
+
+
+def test_a_container_that_is_about_to_be_full_is_seen_before_the_kernel_ends_what_is_in_it() -> None:
+    """Under memory.oom.group the kernel ends the sweep with its ranks, and started again it met the same trial."""
+    limit = 256 << 20
+    group = memory_group(limit / 2**30)
+    if group is None:
+        pytest.skip("needs the right to make control groups")
+    with closing(group):
+        command = [sys.executable, "-c", FILLED, str(group.processes_file), str(limit), EATER]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    said = (
+        "(False, 'the control group of this process, as of a container or a job, has 0.00 of 0.25 GiB left, the ranks"
+    )
+    assert done.stdout.startswith(said)

@@ -62,15 +62,19 @@ def memory_limit_bytes() -> int | None:
     return min(limits, default=None)
 
 
-def memory_left_bytes() -> Iterator[int]:
-    """What each group with a limit may still take; pages of files that nobody holds count as left."""
+def memory_rooms() -> Iterator[tuple[int, int]]:
+    """Bytes that each group with a limit may hold, and may still take.
+
+    Pages of files that nobody holds count as left, and what the kernel keeps of their names where it says (version 2).
+    """
     for version, folder in limiting_groups("memory"):
         limit, held, prefix = _MEMORY[version]
         with contextlib.suppress(OSError, ValueError):
-            left = int((folder / limit).read_text()) - int((folder / held).read_text())
+            most = int((folder / limit).read_text())
+            left = most - int((folder / held).read_text())
             words = (entry.split() for entry in (folder / "memory.stat").read_text().splitlines())
-            of_files = (f"{prefix}inactive_file", f"{prefix}active_file")
-            yield left + sum(int(size) for name, size in words if name in of_files)
+            of_files = (f"{prefix}inactive_file", f"{prefix}active_file", "slab_reclaimable")
+            yield most, left + sum(int(size) for name, size in words if name in of_files)
 
 
 def oom_kills() -> int | None:

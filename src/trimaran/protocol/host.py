@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from trimaran.protocol.control_groups import cpu_quota, memory_left_bytes, memory_limit_bytes
+from trimaran.protocol.control_groups import cpu_quota, memory_limit_bytes, memory_rooms
 
 GIB = float(1 << 30)
 
@@ -71,7 +71,7 @@ def free_memory_bytes() -> int:
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError, IndexError):
         free = _memory_of_machine("MemAvailable")
-    return max(0, min([free, *memory_left_bytes()]))
+    return max(0, min([free, *(left for _, left in memory_rooms())]))
 
 
 def swap_bytes(*, free: bool = False) -> int:

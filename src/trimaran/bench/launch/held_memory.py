@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimaran.protocol.control_groups import oom_kills, oom_kills_of
+from trimaran.protocol.control_groups import memory_rooms, oom_kills, oom_kills_of
 
-_KIB_PER_GIB = 1024 * 1024
+_KIB_PER_GIB, _BYTES_PER_GIB = 1024 * 1024, 2.0**30
 _MACHINE = Path("/proc/meminfo")
 _VMSTAT = Path("/proc/vmstat")
-# Below this share of the machine's memory left, the kernel may kill anything, the sweep included.
+# Below this share of the memory left, of the machine's or a control group's, the kernel may kill anything there, the
+# sweep included: under memory.oom.group, as Kubernetes sets it, it ends all of a container at once.
 _LEAST_FREE = 0.02
 
 
@@ -35,16 +36,26 @@ class Shortage:
     by_others: bool = False
 
 
+@dataclass(frozen=True)
+class _Room:
+    """GiB of memory in all, and available, by whose word."""
+
+    name: str
+    total_gib: float
+    free_gib: float
+
+
 class HeldMemory:
     """What a trial's processes hold, by what the machine had available for them when it began."""
 
     def __init__(self, process_ids: Iterable[int], limit_gib: float | None) -> None:
         """Note what is available, and what the processes hold of it already, which may be `limit_gib` at most."""
         self._limit_gib = limit_gib
-        self._available_gib = _machine_gib()[1] + resident_gib(process_ids)
+        resident = resident_gib(process_ids)
+        self._available_gib = [room.free_gib + resident for room in _rooms()]
 
     def shortage(self, process_ids: Iterable[int]) -> Shortage | None:
-        """Where the processes hold more than their limit, or the machine has almost none left.
+        """Where the processes hold more than their limit, or the machine or a control group has almost none left.
 
         Other programs have taken it where the ranks would have left twice what must be left by themselves: as much
         again is for what they hold and is not counted, as page tables. A machine that had less than that when the
@@ -55,19 +66,21 @@ class HeldMemory:
         held, limit = resident_gib(process_ids), self._limit_gib
         if limit is not None and held > limit:
             return Shortage(f"the ranks hold {held:.2f} GiB together, the trial's limit is {limit:.2f} GiB")
-        total, free = _machine_gib()
-        least = _LEAST_FREE * total
-        if free >= least:
-            return None
-        had = self._available_gib
-        left = f"the machine has {free:.2f} of {total:.2f} GiB left, the ranks hold {held:.2f} GiB"
-        if 2 * least <= had <= held + 2 * least:
-            return Shortage(left)
-        return Shortage(
-            f"other programs have taken the memory: {left} of {had:.2f} GiB that were available when they began; "
-            f"end what else runs here and run the trial again",
-            by_others=True,
-        )
+        for room, had in zip(_rooms(), self._available_gib, strict=False):
+            least = _LEAST_FREE * room.total_gib
+            if room.free_gib >= least:
+                continue
+            left = (
+                f"{room.name} has {room.free_gib:.2f} of {room.total_gib:.2f} GiB left, the ranks hold {held:.2f} GiB"
+            )
+            if 2 * least <= had <= held + 2 * least:
+                return Shortage(left)
+            return Shortage(
+                f"other programs have taken the memory: {left} of {had:.2f} GiB that were available when they began; "
+                f"end what else runs here and run the trial again",
+                by_others=True,
+            )
+        return None
 
 
 def kernel_oom_kills() -> int:
@@ -77,6 +90,15 @@ def kernel_oom_kills() -> int:
     """
     kills = oom_kills()
     return (oom_kills_of(_VMSTAT) or 0) if kills is None else kills
+
+
+def _rooms() -> Iterator[_Room]:
+    """The machine's memory, infinite where the system does not say, and that of each control group with a limit."""
+    total, available = _machine_gib()
+    yield _Room("the machine", total, available)
+    for most, left in memory_rooms():
+        group = "the control group of this process, as of a container or a job,"
+        yield _Room(group, most / _BYTES_PER_GIB, left / _BYTES_PER_GIB)
 
 
 def _machine_gib() -> tuple[float, float]:
