@@ -22,6 +22,7 @@ from trial_helpers import LIMITS, fake_worker, processes_that_name
 from trimaran.bench.launch.local import LocalLauncher
 from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher
 from trimaran.bench.sweep import Prediction, Progress, overlong, run_sweep
+from trimaran.bench.trial.trial import Trial
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
@@ -322,6 +323,20 @@ def test_a_finished_trial_whose_row_found_no_room_is_stored_later_and_not_run_ag
             retry=frozenset({"ok"}), **options,
         )  # fmt: skip
         assert row.status == "fail"
+
+
+def test_a_sweep_that_is_stopped_right_behind_a_row_does_not_store_it_twice(
+    folder: Path, recipe: Recipe, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ctrl_c(trial: Trial) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
+        stopped.setattr("trimaran.bench.sweep.stored", ctrl_c)
+        sweep_here(folder, recipe, cluster, ["dp1,mbs1"], "ok")
+    assert [row.status for row in stored(folder)] == ["ok"]
+    (row,), _ = sweep_here(folder, recipe, cluster, ["dp1,mbs1"], "fail", retry=frozenset({"ok"}))
+    assert row.status == "fail", "it is run again, as asked"
 
 
 @pytest.mark.parametrize("noted", [True, False], ids=["noted", "of an earlier version"])

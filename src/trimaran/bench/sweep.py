@@ -255,7 +255,7 @@ class _Sweep:
     def _measured(self, trial: Trial, prediction: Prediction | None) -> Measurement:
         """Run one trial; its row."""
         row = (
-            finished_before(trial)
+            self._not_stored_yet(trial)
             or self._without_room(trial)
             or run_trial(
                 trial,
@@ -273,6 +273,11 @@ class _Sweep:
         return row.model_copy(
             update={"predicted_sec_per_it": prediction.sec_per_it, "predicted_mem_gib": prediction.mem_gib}
         )
+
+    def _not_stored_yet(self, trial: Trial) -> Measurement | None:
+        """The row of a run that found no room in the store; one that was stopped right behind its row has it there."""
+        row, last = finished_before(trial), self._store.trial(trial.key)
+        return None if row and last and row.step_times_s == last.step_times_s else row
 
     def _without_room(self, trial: Trial) -> Measurement | None:
         """The row of a trial whose ranks cannot find room, however far the prediction is off.
