@@ -319,3 +319,26 @@ def test_nothing_is_asked_of_slurm_once_a_sweep_has_ended(tmp_path: Path, monkey
     with pytest.raises(TrimaranError, match="the sweep ended before"):
         launcher.start(launch(tmp_path))
     assert not asked.exists()
+
+
+def test_an_srun_that_cannot_be_started_is_told_and_keeps_no_allocation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a limit on processes: the next start of a lasting training waited for that allocation without end."""
+    for name, prints in (("sbatch", "7"), ("squeue", "7|RUNNING|None"), ("scancel", ""), ("scontrol", "")):
+        stand_in(tmp_path, monkeypatch, name, f"echo '{prints}'")
+    stand_in(tmp_path, monkeypatch, "srun", "exit 0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    srun = tmp_path / "srun"
+    works = srun.read_text()
+    (out_dir := tmp_path / "trials" / "a").mkdir(parents=True)
+    launcher = SlurmLauncher(SlurmSettings())
+    srun.write_text("#!/no/such/shell\n")
+    with pytest.raises(TrimaranError, match=r"srun cannot be started \(No such file or directory\): "):
+        launcher.start(launch(out_dir))
+    srun.write_text(works)
+    too_late = threading.Timer(10.0, launcher.close)  # which ends what waits
+    too_late.start()
+    launcher.start(launch(out_dir)).kill()
+    too_late.cancel()
+    launcher.close()

@@ -44,7 +44,10 @@ class SlurmRanks:
         requeue: bool = False,
         give_back: Callable[[Job, bool, Sequence[str]], None] = lambda job, lost, dead_nodes: None,
     ) -> None:
-        """`give_back` is told of the job, whether it was lost, and which of its nodes do not answer."""
+        """`give_back` is told of the job, whether it was lost, and which of its nodes do not answer.
+
+        Raises TrimaranError where srun cannot be started: the job is then given back.
+        """
         self._launch, self._job, self._requeue, self._give_back = launch, job, requeue, give_back
         self._codes: list[int | None] = [None] * launch.ranks
         self._oom = self._asked_to_end = False
@@ -55,15 +58,20 @@ class SlurmRanks:
         self._killed = self._asked_to_leave = False
         self._srun: subprocess.Popen[bytes] | None = None
         if step is not None:
-            with self._log("wb") as log:
-                self._srun = subprocess.Popen(
-                    step,
-                    env=step_environment(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+            try:
+                self._srun = self._started(step)
+            except OSError as error:
+                give_back(job, False, ())
+                raise TrimaranError(
+                    f"srun cannot be started ({error.strerror}): free space on the disk of {launch.out_dir}, or raise "
+                    f"the limits on processes and open files (ulimit -a)"
+                ) from None
+
+    def _started(self, step: Sequence[str]) -> subprocess.Popen[bytes]:
+        with self._log("wb") as log:
+            return subprocess.Popen(
+                step, env=step_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
 
     def exit_codes(self) -> tuple[int | None, ...]:
         """Exit status by rank, as the parent of each wrote it down on its node; None while unknown."""
