@@ -21,9 +21,9 @@ from trimaran.bench.launch.network.pace import require_quotas
 from trimaran.bench.launch.network.shaped_launcher import ShapedLauncher
 from trimaran.bench.launch.slurm.slurm_launcher import require_even, step_of
 from trimaran.bench.sweep import run_sweep
-from trimaran.bench.trial.trial import prepare_trial, run_once
+from trimaran.bench.trial.trial import not_started, prepare_trial, run_once
 from trimaran.bench.watch.limits import Limits
-from trimaran.files.catalogue import load_cluster
+from trimaran.files.catalogue import dump_toml, load_cluster
 from trimaran.files.row_nouns import nouns_of
 from trimaran.layout.layout import Layout
 from trimaran.layout.notation import parse_layout
@@ -329,3 +329,17 @@ def test_the_shares_of_a_launch_have_every_rank_once_and_on_its_own_node(data: s
     for share in launch.shares:
         assert len({devices[rank] // per_node for rank in share}) == 1
         assert [devices[rank] % per_node for rank in share] == sorted(launch.slot(rank) for rank in share)
+
+
+def test_a_row_of_ranks_on_a_part_of_a_node_is_read_as_they_stood(
+    recipe: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Devices are numbered by those of a node: of a row that named fewer, ranks of one node were read as on two."""
+    here = tmp_path / "here.toml"
+    dump_toml(cluster.model_copy(update={"nodes": 2}), here)
+    trial = prepare_trial(
+        recipe, load_cluster(str(here)), parse_layout("dp2,mbs1,on1.2"), data_dir=tmp_path, work_dir=tmp_path
+    )
+    row = not_started(trial, TrimaranError("not run")).row
+    nouns = nouns_of(row.model_copy(update={"cluster": str(here)}))
+    assert (row.nodes, nodes_of(nouns.layout, nouns.cluster)) == (1, 1)

@@ -174,8 +174,8 @@ def _timed(recipe: Recipe, workspace: Workspace) -> list[Measurement]:
 def _is_on(row: Measurement, cluster: Cluster) -> bool:
     """Whether a row was measured on such devices and nodes, whatever the cluster is called."""
     of_host = cluster.of_hosts.devices_per_node
-    per_node = min(row.devices or of_host, of_host)
-    return (row.hardware or "") == cluster.device.name and row.devices_per_node == per_node
+    used = min(row.devices or of_host, of_host)  # what a row says, but of placed ranks, whose nodes it names whole
+    return (row.hardware or "") == cluster.device.name and row.devices_per_node in (used, of_host)
 
 
 def _is_of(row: Measurement, network: ShapedNetwork) -> bool:

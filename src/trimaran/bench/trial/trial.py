@@ -300,12 +300,13 @@ def _row(
 def _stated(trial: Trial) -> dict[str, object]:
     """The columns that were known before the run."""
     layout, cluster, workload = trial.layout, trial.cluster.of_hosts, trial.recipe.workload
+    per_node = cluster.devices_per_node  # by which placed ranks number their devices, also where they use fewer
     return {
         "cluster": cluster.name or None,
         "stack": trial.recipe.stack.name or None,
         "hardware": cluster.device.name or None,
         "nodes": nodes_of(layout, cluster),
-        "devices_per_node": min(layout.devices, cluster.devices_per_node),
+        "devices_per_node": per_node if layout.placed else min(layout.devices, per_node),
         "devices": layout.devices,
         **run_cells(workload, layout),
         "flops_formula": OWN_FORMULA,
