@@ -28,7 +28,8 @@ from trimaran.protocol.files import RunFile
 from trimaran.protocol.programs import TRAINER
 from trimaran.recipe.data_settings import DataSettings
 from trimaran.recipe.recipe import Recipe
-from trimaran.store import Store
+from trimaran.store import Store, this_boot
+from trimaran.study.measure_recipe import measure_timeline
 from trimaran.study.training import run as training
 from trimaran.study.training.run import run_training
 from trimaran.study.workspace import Workspace
@@ -231,3 +232,24 @@ def test_an_interpreter_without_pytorch_is_told_by_its_ranks(
     row = run_trial(trial, launcher, Limits(timeout_s=250), worker=(str(bare), *TRAINER))
     assert row.status == "fail"
     assert "No module named" in (row.evidence or "")
+
+
+def test_a_timeline_is_recorded_when_no_trial_of_the_study_runs(
+    trainable: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
+    """It ran beside a sweep's trials and lengthened them, and a second one removed the folder of the first."""
+    study, machine, told = Workspace(tmp_path / "study"), f"machine-{this_boot()}", list[str]()
+    stated = trainable.model_copy(update={"cluster": cluster})
+
+    with Store(study.store) as sweep:
+
+        def say(text: str) -> None:
+            told.append(text)
+            if "waiting" in text:
+                sweep.release(machine)
+
+        assert sweep.claim(machine)
+        timeline = measure_timeline(stated, study, parse_layout("dp1,mbs1"), say=say)
+        assert timeline.events
+        assert [text for text in told if "measures in this store; waiting" in text]
+        assert sweep.claim(machine), "it is given back"

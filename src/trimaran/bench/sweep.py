@@ -131,7 +131,7 @@ def run_sweep(
         return sweep.run(predicted, retry)
 
 
-def _shared_by_sweeps(launcher: Launcher) -> str | None:
+def shared_by_sweeps(launcher: Launcher) -> str | None:
     """The name of what trials of several sweeps would run on at once; None where each has nodes of its own."""
     if launcher.on_this_machine:
         return f"machine-{this_boot()}"
@@ -162,7 +162,7 @@ class _Sweep:
         self._rows: dict[str, Measurement] = {}
         self._walls: list[float] = []
         self._claimed: set[str] = set()
-        self._shared = _shared_by_sweeps(launcher)
+        self._shared = shared_by_sweeps(launcher)
         self._crew = Crew(launcher.at_once)
         self._is_taken = False  # whether another sweep measures where trials would run
 

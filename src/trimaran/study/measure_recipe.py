@@ -104,4 +104,7 @@ def measure_timeline(recipe: Recipe, workspace: Workspace, layout: Layout, *, sa
     cluster = workspace.cluster(recipe)
     require_devices(recipe, cluster)
     data = workspace.data(recipe)
-    return record_timeline(recipe, cluster, layout, data_dir=data, work_dir=workspace.folder / "timelines")
+    with Store(workspace.store) as store:
+        return record_timeline(
+            recipe, cluster, layout, store, data_dir=data, work_dir=workspace.folder / "timelines", say=say
+        )
