@@ -143,6 +143,12 @@ def _memory_limit_gib(cluster: Cluster) -> float | None:
     return cluster.host_mem_gib or None
 
 
+def _not_stored_yet(trial: Trial, last: Measurement | None) -> Measurement | None:
+    """The row of a run that found no room in the store; one that was stopped right behind its row has it there."""
+    row = finished_before(trial)
+    return None if row and last and row.step_times_s == last.step_times_s else row
+
+
 class _Sweep:
     def __init__(
         self,
@@ -193,7 +199,8 @@ class _Sweep:
                     self._keep(self._trials[key])
                 elif not (self._crew.full or self._is_taken) and self._claim(key, wanted[key]):
                     self._tell("started", self._trials[key])
-                    self._crew.begin(key, partial(self._measured, self._trials[key], predicted[key]))
+                    last = self._store.trial(key)  # here, since a store is of the thread that opened it
+                    self._crew.begin(key, partial(self._measured, self._trials[key], predicted[key], last))
                     left += self._store_finished()
                 else:
                     left.append(key)
@@ -252,10 +259,10 @@ class _Sweep:
             raise TrimaranError(f"store {self._store.path}: trial {trial.key} vanished while the sweep ran")
         self._finish(trial, row, "kept")
 
-    def _measured(self, trial: Trial, prediction: Prediction | None) -> Measurement:
-        """Run one trial; its row."""
+    def _measured(self, trial: Trial, prediction: Prediction | None, last: Measurement | None) -> Measurement:
+        """Run one trial, of which the store has `last`; its row."""
         row = (
-            self._not_stored_yet(trial)
+            _not_stored_yet(trial, last)
             or self._without_room(trial)
             or run_trial(
                 trial,
@@ -273,11 +280,6 @@ class _Sweep:
         return row.model_copy(
             update={"predicted_sec_per_it": prediction.sec_per_it, "predicted_mem_gib": prediction.mem_gib}
         )
-
-    def _not_stored_yet(self, trial: Trial) -> Measurement | None:
-        """The row of a run that found no room in the store; one that was stopped right behind its row has it there."""
-        row, last = finished_before(trial), self._store.trial(trial.key)
-        return None if row and last and row.step_times_s == last.step_times_s else row
 
     def _without_room(self, trial: Trial) -> Measurement | None:
         """The row of a trial whose ranks cannot find room, however far the prediction is off.
