@@ -72,6 +72,25 @@ def test_torchtitan_03_is_a_module_that_sets_the_layout() -> None:
     assert selective["training"]["mixed_precision_param"] == "float32"
 
 
+def test_torchtitan_03_runs_what_was_planned_and_nothing_more_of_its_own_configuration() -> None:
+    """llama3_405b of 0.3.0 has layers in fp8, compiled, with asynchronous TP; a step is one CUDA graph unless told."""
+    asked = [(LLAMA, "dp64,tp8,pp2,mbs1,fsdp,sp,bf16"), (QWEN, "dp8,ep8,etp1,mbs1,fsdp,bf16"), (LLAMA, "dp8,fsdp,bf16")]
+    texts = [(w.model.layers, export(parse_layout(text), w, TITAN, "torchtitan")) for w, text in asked]
+    for read, size in zip(read_by_torchtitan("0.3", texts), ("8B", "30B-A3B", "8B"), strict=True):
+        assert read["model_spec"]["flavor"] == size and "converters" not in read["model_spec"]
+        assert not read["compile"]["enable"] and not read["compile"]["enable_async_tensor_parallel"]
+        # trainer.py, _validate_cuda_graphs: neither pipelines nor exchanges that wait for the host go with them
+        assert read["training"]["disable_cuda_graphs"] is True
+
+
+@pytest.mark.parametrize("text", ["dp8,ep8,dispatch-deepep,mbs1,zero3,fsdp,bf16", "dp8,mbs1,zero3,fsdp,mxfp8"])
+def test_what_torchtitan_03_is_told_of_a_model_is_read_back_with_the_model(text: str, tmp_path: Path) -> None:
+    (file := tmp_path / "planned.py").write_text(export(parse_layout(text), QWEN, TITAN, "torchtitan"))
+    cost = cost_of(file, "auto", Given("dgx-b200", devices=8))
+    assert (cost.case.model, str(cost.layout)) == (QWEN.model, str(parse_layout(text)))
+    assert not [remark for kind, remark in cost.remarks if kind == "not read"]
+
+
 @pytest.mark.proof
 def test_torchtitan_03_stops_where_it_has_no_such_model_and_compiles_narrow_products() -> None:
     narrow = export(parse_layout("dp8,mbs1,fsdp,mxfp8"), LLAMA, MEGATRON, "torchtitan")

@@ -47,7 +47,13 @@ class Registry(ModuleType):
             return lambda flavor, **options: {"flavor": flavor, **{key: str(value) for key, value in options.items()}}
         if name.endswith("Converter"):
             return SimpleNamespace(Config=Converter)
-        return Config
+        return own_of_405b
+
+
+def own_of_405b() -> Config:
+    """What every name makes: more than a plan asks for, as llama3_405b of 0.3.0 does."""
+    compiled = CompileConfig(enable=True, enable_async_tensor_parallel=True)
+    return Config(compile=compiled, model_spec={"converters": "of its own"})
 
 
 for name in ("llama3", "qwen3", "deepseek_v3", "gpt_oss"):

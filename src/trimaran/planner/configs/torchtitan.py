@@ -333,7 +333,8 @@ def _call(node: ast.Call, function: str, sections: Sections) -> None:
         sections.setdefault("model", {}).update({"name": name, "flavor": flavor})
     if called[-1] == "model_registry" and node.args:
         size = _plain(node.args[0])
-        sections.setdefault("model", {}).update({"name": _family(function), "flavor": size})
+        model = sections.setdefault("model", {})
+        model |= {"name": _family(function) or model.get("name"), "flavor": size}
     if "activation_checkpoint" in keywords:
         sections["activation_checkpoint"] = _policy(keywords["activation_checkpoint"])
 

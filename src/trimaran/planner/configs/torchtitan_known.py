@@ -48,6 +48,7 @@ _KNOWN: Mapping[str, frozenset[str]] = {
 _USUAL: Mapping[str, object] = {
     "training.deterministic": False,
     "training.gc_debug": False,
+    "training.disable_cuda_graphs": True,
     "parallelism.disable_loss_parallel": False,
     "parallelism.enable_compiled_autograd": False,
     "optimizer.implementation": "fused",

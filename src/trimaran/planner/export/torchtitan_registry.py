@@ -2,7 +2,8 @@
 
 `python -m torchtitan.train --module planned_layout --config planned` finds such a module by its name on the path
 (torchtitan/config/manager.py of 0.3.0). The function starts from torchtitan's own configuration of the model, where
-there is one of that shape, and sets what the layout says; where there is none it says so and stops.
+there is one of that shape, and sets what the layout says; where there is none it says so and stops. The model and what
+is compiled are always set: torchtitan's own may be more than was planned, as llama3_405b, whose layers are in fp8.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from trimaran.planner.export.torchtitan_flavors import Flavor, flavor_of
 _RECOMPUTE = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
 _CONVERTERS = {"fp8_rowwise": "Float8LinearConverter", "mxfp8": "MXFP8LinearConverter"}
 
+# A step as one CUDA graph, which 0.3.0 makes unless told otherwise, no stack counts, and pipelines and most exchanges
+# of experts do not go with (trainer.py, _validate_cuda_graphs).
+_LAUNCHED = {"disable_cuda_graphs": True}
+
 
 def registry_module(
     layout: Layout, model: Model, training: dict[str, Any], parallelism: dict[str, Any], compiled: dict[str, bool]
@@ -29,8 +34,8 @@ def registry_module(
         *([] if known else _own_model(model)),
         "def planned():",
         *_start(known, options),
-        *([f"    config.compile = CompileConfig({_fields(compiled)})"] if compiled else []),
-        *(f"    config.training.{name} = {value!r}" for name, value in training.items()),
+        f"    config.compile = CompileConfig({_fields(compiled)})",
+        *(f"    config.training.{name} = {value!r}" for name, value in (training | _LAUNCHED).items()),
         "    config.parallelism = ParallelismConfig(",
         *(f"        {name}={value!r}," for name, value in parallelism.items()),
         "    )",
@@ -38,16 +43,15 @@ def registry_module(
         "    return config",
     ]
     head = f'"""torchtitan 0.3: {layout} on {layout.devices} devices.\n\n{_USE}"""'
-    return "\n".join([head, "", *_imports(layout, known, options, bool(compiled)), "", "", *lines])
+    return "\n".join([head, "", *_imports(layout, known, options), "", "", *lines])
 
 
 def _fields(values: Mapping[str, bool]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
-def _imports(layout: Layout, known: Flavor | None, options: Mapping[str, str], is_compiled: bool) -> list[str]:
-    compiles = "CompileConfig, " if is_compiled else ""
-    imports = [f"from torchtitan.config import {compiles}ParallelismConfig"]
+def _imports(layout: Layout, known: Flavor | None, options: Mapping[str, str]) -> list[str]:
+    imports = ["from torchtitan.config import CompileConfig, ParallelismConfig"]
     if layout.recompute != "none":
         policy = _RECOMPUTE[layout.recompute].partition(".")[0]
         imports.append(f"from torchtitan.distributed.activation_checkpoint import {policy}")
@@ -55,7 +59,7 @@ def _imports(layout: Layout, known: Flavor | None, options: Mapping[str, str], i
         imports.append(f"from torchtitan.components.quantization import {_CONVERTERS[layout.precision]}")
     if known:
         imports.append(f"from torchtitan.models.{known.name}.config_registry import {known.function}")
-        imports += [f"from torchtitan.models.{known.name} import model_registry"] if options else []
+        imports.append(f"from torchtitan.models.{known.name} import model_registry")
     return sorted(imports)
 
 
@@ -91,7 +95,5 @@ def _start(known: Flavor | None, options: Mapping[str, str]) -> list[str]:
     given = [f"        {name}={source}," for name, source in options.items()]
     if known is None:
         return ["    config = own_model(", *given, "    )"] if given else ["    config = own_model()"]
-    start = f"    config = {known.function}()"
-    if not given:
-        return [start]
-    return [start, "    config.model_spec = model_registry(", f'        "{known.size}",', *given, "    )"]
+    made = ["    config.model_spec = model_registry(", f'        "{known.size}",', *given, "    )"]
+    return [f"    config = {known.function}()", *made]
