@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from trimaran.layout import axis_rules, replica_rules
+from trimaran.layout import axis_rules, replica_rules, stop_rules
 from trimaran.layout.axes import DEGREES, in_words
 from trimaran.layout.layout import Layout
 from trimaran.layout.places import peak_tflops
@@ -390,6 +390,21 @@ RULES: tuple[Rule, ...] = (
     Rule("fragments", "software", ("local_steps", "fragments", "outer_delay", "pp"), replica_rules.fragments),
     Rule("precision", "machine", ("precision", "placed"), _precision),
     Rule("placement", "software", ("placement",), axis_rules.placement),
+    Rule("delayed_recompute", "software", ("recompute", "precision"), stop_rules.delayed_recompute),
+    Rule("biased_slices", "software", ("tp", "etp"), stop_rules.biased_slices),
+    Rule("whole_experts", "software", ("dp", "zero_stage", "ep"), stop_rules.whole_experts),
+    Rule(
+        "experts_over_copies",
+        "software",
+        ("dp*tp*cp", "dp", "tp", "shard", "zero_stage", "ep", "etp"),
+        stop_rules.experts_over_copies,
+    ),
+    Rule(
+        "stages_among_experts",
+        "software",
+        ("dp*tp*cp", "dp", "tp", "pp", "ep", "etp", "placement"),
+        stop_rules.stages_among_experts,
+    ),
     Rule("placed", "arithmetic", ("*".join(DEGREES), "placed"), axis_rules.placed),
 )
 

@@ -33,6 +33,8 @@ FlashKernel = Literal["flash", "cudnn", "triton"]
 Fp8Scaling = Literal["delayed", "current", "blockwise"]
 GroupedProducts = Literal["one_kernel", "beside_each_other", "one_by_one"]
 GraphedModule = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess"]
+# What some software's own checks refuse, by the rules of trimaran.layout.stop_rules.
+Stop = Literal["delayed_recompute", "stages_among_experts", "experts_over_copies", "biased_slices"]
 MemoryReport = Literal["allocated", "reserved", "device_used", "node_used", "resident"]
 
 
@@ -405,6 +407,9 @@ class Stack(Noun):
     overlaps_batches: tuple[Schedule, ...] = Field(
         default=("none", "interleaved"),
         description="schedules under which that other micro-batch's layer can run beside",
+    )
+    stops_at: tuple[Stop, ...] = Field(
+        default=(), description="what its own checks refuse, each by a rule of that name"
     )
     multi_token_prediction: bool = Field(
         default=False, description="a model's modules for further tokens are trained, and not left out"

@@ -178,10 +178,10 @@ class Proposer:
         return self.sieve.keep(hybrid, known=(frozenset(plain),))
 
     def placements(self, rows: Columns) -> Columns:
-        """Each row under every order of the axes over the nodes that differs from the others."""
+        """Each row under every order of the axes over the nodes that differs from the others: valid ones."""
         placed = join(rows | {"shape": self._placed_shape(rows)}, self._orders, "shape")
         del placed["shape"]
-        return placed
+        return self.sieve.keep(placed, known=(frozenset(rows) - {"placement"},))
 
     def usual_placement(self, rows: Columns) -> Columns:
         """Each row under the first placement that the space allows."""

@@ -1,0 +1,91 @@
+"""Rules of what some software's own checks stop at, which a stack names as `stops_at`.
+
+Each takes (layout, workload, cluster, stack) and gives the sentence for the user, or None; `RULES` of
+trimaran.layout.rules lists them with what they read. Lines are of Megatron-Core 0.16.1, whose files begin with
+megatron/core/.
+"""
+
+from __future__ import annotations
+
+from trimaran.layout.axes import stated_placement
+from trimaran.layout.layout import Layout
+from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.recompute import modules_of
+from trimaran.nouns.stack import Stack
+from trimaran.nouns.workload import Workload
+
+# Modules whose inputs are cast again by scales that the backward has moved since.
+_CAST_AGAIN = ("layernorm", "moe_act")
+
+
+def delayed_recompute(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Norms and experts' activations are made again under fp8 where scales are those of now.
+
+    transformer/transformer_config.py, line 1245: "Delayed scaling does not support moe_act and layernorm recompute".
+    """
+    again = [module for module in modules_of(layout.recompute) if module in _CAST_AGAIN]
+    is_delayed = layout.precision == "fp8" and stack.fp8_scaling == "delayed"
+    if "delayed_recompute" not in stack.stops_at or not is_delayed or not again:
+        return None
+    return (
+        f"recompute of {' and '.join(again)} in fp8, whose scales {stack.name} takes from the steps before, and it "
+        f"refuses the two together: recompute other modules, or choose another precision"
+    )
+
+
+def stages_among_experts(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Stages lie inside of replicas where experts have as many replicas as the other weights.
+
+    parallel_state.py, line 812: "the data parallel size of the attention and moe layers must be the same".
+    """
+    edp = layout.size("edp")
+    if "stages_among_experts" not in stack.stops_at or not workload.model.experts or layout.pp == 1:
+        return None
+    if layout.placement[-1] == "pp" or edp == layout.dp:
+        return None
+    return (
+        f"placement {'-'.join(stated_placement(layout.placement))} with PP {layout.pp} and experts in {edp} copies "
+        f"(CP x TP x DP / EP / ETP) beside DP {layout.dp}, but {stack.name} wants as many where pp is not last: "
+        f"place pp last, or choose EP x ETP = CP x TP = {layout.cp * layout.tp}"
+    )
+
+
+def experts_over_copies(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Each group of replicas that shares out weights has all experts.
+
+    parallel_state.py, line 1260: "Expert data parallel size should be divisible by partial DistOpt shard factor";
+    torchtitan 0.2.2, distributed/parallel_dims.py, build_mesh: dp_replicate lies outside of efsdp, ep and etp.
+    """
+    edp, copies = layout.size("edp"), layout.size("replicate")
+    if "experts_over_copies" not in stack.stops_at or not workload.model.experts or not layout.zero_stage:
+        return None
+    if edp % copies == 0:
+        return None
+    return (
+        f"experts in {edp} copies (CP x TP x DP / EP / ETP) are not a multiple of DP {layout.dp} / shard "
+        f"{layout.size('shard')} = {copies} groups that share out weights, which {stack.name} wants: raise shard or "
+        f"lower EP"
+    )
+
+
+def whole_experts(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Experts on ranks of their own are sharded, as the other weights of such software are (the same build_mesh)."""
+    if not workload.model.experts or not stack.whole_weights_alone:
+        return None
+    if layout.zero_stage or layout.dp == 1 or layout.ep == 1:
+        return None
+    return (
+        f"EP {layout.ep} with ZeRO stage 0 of DP {layout.dp}, but {stack.name} lays experts over ranks that share out "
+        f"weights: set zero_stage to 3 (fsdp) or EP to 1"
+    )
+
+
+def biased_slices(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Experts with biases are whole: transformer/transformer_config.py, line 1591."""
+    etp = layout.size("etp")
+    if "biased_slices" not in stack.stops_at or not (workload.model.experts and workload.model.bias) or etp == 1:
+        return None
+    return (
+        f"ETP {etp} of experts with biases (model.bias), but {stack.name} adds these in ETP 1 alone: set etp to 1, or "
+        f"model.bias to false"
+    )
