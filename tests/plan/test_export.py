@@ -14,6 +14,7 @@ from trimaran.api import plan, workload_of
 from trimaran.files.catalogue import load_cluster, load_stack
 from trimaran.files.hugging_face_config import model_from_config
 from trimaran.layout.notation import parse_layout
+from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.workload import Workload
 from trimaran.planner.configs.cost import cost_of
@@ -338,6 +339,21 @@ def test_a_ramp_up_and_dropped_tokens_are_refused_where_there_is_no_word_for_the
             export(parse_layout("dp8,mbs1,fsdp,bf16"), mixture, load_stack("torchtitan"), "torchtitan", version)
 
 
+def of(workload: Workload, **fields: object) -> Workload:
+    """The workload with a model of other `fields`."""
+    model = Model.model_validate(workload.model.model_dump() | fields)
+    return workload.model_copy(update={"model": model})
+
+
+def test_megatron_fuses_no_bias_into_a_squared_relu() -> None:
+    """megatron/core/transformer/transformer_config.py, __post_init__: only into GELU, SwiGLU and quick GEGLU."""
+    squared = of(PLAIN, mlp="relu2")
+    assert squared.model.bias
+    assert "--no-bias-gelu-fusion" in flags(export(parse_layout("dp8,mbs1,bf16"), squared, CORE, "megatron-lm"))
+    for other in (PLAIN, of(squared, bias=False)):
+        assert "--no-bias-gelu-fusion" not in flags(export(parse_layout("dp8,bf16"), other, CORE, "megatron-lm"))
+
+
 def test_what_megatron_asserts_against_is_refused_before() -> None:
     graphs, mixture = load_stack("megatron-core-graphs"), workload_of("qwen3-30b-a3b", 64)
     slow, shared = PLAIN.model_copy(update={"optimizer": "sgd"}), workload_of("deepseek-v3", 64)
@@ -347,6 +363,18 @@ def test_what_megatron_asserts_against_is_refused_before() -> None:
         (LLAMA, graphs, "dp8,mbs1,recompute-full,bf16", "0.19", "CUDA graphs of layers that are all made again"),
         (mixture, CORE, "dp8,mbs1,ep8,fp16", "0.15", r"precision fp16 of experts in core 0\.15"),
         (shared, CORE, hidden, "0.17", r"ep_overlap shared beside dispatcher deepep in core 0\.17"),
+        (mixture, CORE, "dp8,mbs1,dispatch-deepep,etp1,bf16", "0.19", "dispatcher deepep of EP 1 x ETP 1"),
+        (LLAMA, graphs, "dp8,mbs1,offload-activations,bf16", "0.19", "CUDA graphs beside offload activations"),
+        (
+            mixture,
+            graphs,
+            "dp8,mbs1,ep8,recompute-layernorm+moe,bf16",
+            "0.19",
+            "CUDA graphs of a router that is",
+        ),
+        (of(mixture, top_k=1), CORE, "dp8,mbs1,ep8,bf16", "0.19", "a softmax over one chosen expert"),
+        (of(mixture, router={"bias": True}), CORE, "dp8,mbs1,ep8,bf16", "0.19", "a bias of experts beside softmax"),
+        (of(shared, bias=True), CORE, "dp8,mbs1,ep8,bf16", "0.19", "biases of shared experts"),
     ):
         with pytest.raises(TrimaranError, match=what):
             export(parse_layout(layout), workload, stack, "megatron-lm", version)

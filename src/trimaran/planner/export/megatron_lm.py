@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from trimaran.layout.axes import USUAL_PLACEMENT, full_placement
 from trimaran.layout.layout import Layout, resolve_split
+from trimaran.nouns.model import Model
 from trimaran.nouns.precision import PRECISIONS, PrecisionName
 from trimaran.nouns.recompute import modules_of
 from trimaran.nouns.stack import DataParallelKind, Offload, Schedule, Stack
@@ -61,6 +62,9 @@ _NARROW: Mapping[PrecisionName, list[str]] = {
     "mxfp8": ["--fp8-format e4m3", "--fp8-recipe mxfp8"],
     "nvfp4": ["--fp4-format e2m1", "--fp4-recipe nvfp4"],
 }
+
+# Dispatchers that are a fused kernel's.
+_FUSED = tuple(name for name, (_, backend) in DISPATCHERS.items() if backend)
 
 
 def megatron_lm(asked: Asked) -> str:
@@ -214,6 +218,31 @@ def joined(flags: list[str]) -> str:
     return " \\\n".join(flags)
 
 
+def _checked_config(layout: Layout, model: Model, stack: Stack) -> tuple[tuple[bool, str], ...]:
+    """What its own configuration stops at, as what refuse_first takes.
+
+    Of core 0.16.1: megatron/core/transformer/transformer_config.py, __post_init__; moe/shared_experts.py, line 47;
+    moe/token_dispatcher.py, line 1346.
+    """
+    router, alone = model.router, layout.ep * layout.size("etp") == 1
+    again, over_softmax = modules_of(layout.recompute), model.experts > 0 and router.scores == "softmax"
+    return (
+        (bool(stack.graphed) and layout.recompute == "full", "CUDA graphs of layers that are all made again"),
+        (bool(stack.graphed) and layout.offload == "activations", "CUDA graphs beside offload activations"),
+        ("moe_router" in stack.graphed and "moe" in again, "CUDA graphs of a router that is made again"),
+        (
+            over_softmax and router.normalised and model.top_k == 1,
+            "a softmax over one chosen expert (router.normalised)",
+        ),
+        (over_softmax and router.bias, "a bias of experts beside softmax scores"),
+        (model.shared_experts > 0 and model.bias, "biases of shared experts"),
+        (
+            model.experts > 0 and alone and layout.dispatcher in _FUSED,
+            f"dispatcher {layout.dispatcher} of EP 1 x ETP 1",
+        ),
+    )
+
+
 def _refuse(layout: Layout, workload: Workload, stack: Stack, version: str) -> None:
     model, every, scaling = workload.model, layout.recompute_every, workload.model.rotary_scaling
     refuse_first(
@@ -241,8 +270,7 @@ def _refuse(layout: Layout, workload: Workload, stack: Stack, version: str) -> N
                 workload.optimizer != "adam" and layout.zero_stage > 0 and stack.fsdp != "torch",
                 f"optimizer {workload.optimizer} in ZeRO stage {layout.zero_stage}",
             ),
-            # transformer_config.py, __post_init__
-            (bool(stack.graphed) and layout.recompute == "full", "CUDA graphs of layers that are all made again"),
+            *_checked_config(layout, model, stack),
             (
                 model.rotary_stretch not in ("none", YARN)
                 or (model.rotary_stretch == YARN and not model.latent_attention and version in WITHOUT_YARN),

@@ -49,6 +49,8 @@ SWITCHES: Mapping[str, tuple[str, object]] = {
     "--disable-bias-linear": ("bias", False),
     "--untie-embeddings-and-output-weights": ("tied_embedding", False),
 }
+# Which fuses a bias into GELU, SwiGLU and quick GEGLU alone (transformer_config.py, __post_init__).
+NO_FUSED_BIAS = "--no-bias-gelu-fusion"
 TOLD_MLPS = tuple(value for field, value in SWITCHES.values() if field == "mlp")
 # What gpt-oss has in the place of --swiglu, and by which value it stays (examples/gptoss/02_train.sh, lines 148 to 152,
 # at 2026-08-22; core_v0.15.0 has the same options).
@@ -102,7 +104,7 @@ def kind_flags(model: Model) -> list[str]:
     if model.swiglu_limit:
         limited = [QUICK_GATE, f"{GATE_OFFSET} 1.0", f"{GATE_LIMIT} {model.swiglu_limit:.10g}"]
         switches = [flag for flag in switches if flag != "--swiglu"] + limited
-    flags += switches
+    flags += [*switches, *([NO_FUSED_BIAS] if model.mlp == "relu2" and model.bias else [])]
     if model.sliding_window:
         flags.append(f"--window-size {model.sliding_window - 1},0")
     if model.full_attention_every:
