@@ -11,7 +11,7 @@ from torch.distributed.pipelining.schedules import ScheduleDualPipeV, ScheduleZB
 
 from plan.foreign_parsers import INSTALLED, read_by_deepspeed, read_by_megatron, read_by_torchtitan
 from trimaran.api import workload_of
-from trimaran.files.catalogue import load_stack
+from trimaran.files.catalogue import load_model, load_stack
 from trimaran.layout.layout import resolve_split
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.noun import TrimaranError
@@ -34,7 +34,9 @@ PIPELINES = [
 
 def pipelined() -> list[tuple[Workload, str, Any]]:
     """Workloads, pipelines and stacks whose stages differ, as many as each has layers for."""
-    workloads = [workload_of(model, 256) for model in DEPTHS]
+    # untied, since 0.3 has no pipeline of a head that shares the embedding's weights
+    models = [load_model(model).model_copy(update={"tied_embedding": False}) for model in DEPTHS]
+    workloads = [workload_of(model, 256) for model in models]
     stacks = [MEGATRON, TITAN, load_stack("trimaran")]
     return [(w, f"{p},fsdp,bf16", s) for w in workloads for p in PIPELINES for s in stacks]
 
@@ -89,6 +91,22 @@ def test_what_torchtitan_03_is_told_of_a_model_is_read_back_with_the_model(text:
     cost = cost_of(file, "auto", Given("dgx-b200", devices=8))
     assert (cost.case.model, str(cost.layout)) == (QWEN.model, str(parse_layout(text)))
     assert not [remark for kind, remark in cost.remarks if kind == "not read"]
+
+
+@pytest.mark.parametrize(
+    ("version", "model", "what"),
+    [
+        ("0.2", "qwen3-32b", "a pipeline of qwen3"),
+        ("0.2", "gpt-oss-20b", "a pipeline of gpt_oss"),
+        ("0.3", "llama3.2-1b", "a pipeline of a head that shares the embedding's weights"),
+    ],
+)
+def test_torchtitan_refuses_pipelines_of_models_that_it_has_none_for(version: str, model: str, what: str) -> None:
+    workload, other = workload_of(model, 256, seq=4096), {"0.2": "0.3", "0.3": "0.2"}[version]
+    with pytest.raises(TrimaranError, match=what):
+        export(parse_layout("dp8,pp2,mbs1,fsdp,bf16"), workload, TITAN, "torchtitan", version)
+    assert export(parse_layout("dp8,pp2,mbs1,fsdp,bf16"), workload, TITAN, "torchtitan", other)
+    assert export(parse_layout("dp8,mbs1,fsdp,bf16"), workload, TITAN, "torchtitan", version)
 
 
 @pytest.mark.proof
@@ -259,6 +277,7 @@ def test_a_megatron_option_that_its_source_lacks_fails_here() -> None:
 
 
 DEEPSEEK, QWEN = workload_of("deepseek-v3", 256), workload_of("qwen3-30b-a3b", 256)
+LITE = workload_of("deepseek-v2-lite", 256, seq=4096)
 
 
 @pytest.mark.parametrize("version", ["0.15", "0.19"])
@@ -324,7 +343,7 @@ def test_torchtitan_is_told_of_folded_schedules_by_pytorchs_names() -> None:
 def test_dualpipev_hides_exchanges_where_torchtitan_is_told_so() -> None:
     layout = parse_layout("dp8,pp4,ep8,etp1,dualpipev,overlap-batch,mbs1,fsdp,bf16")
     apart = layout.model_copy(update={"ep_overlap": "none"})
-    files = [(48, export(one, QWEN, TITAN, "torchtitan", "0.2")) for one in (layout, apart)]
+    files = [(27, export(one, LITE, TITAN, "torchtitan", "0.2")) for one in (layout, apart)]
     said = [read["parallelism"] for read in read_by_torchtitan("0.2", files)]
     assert [one["pipeline_parallel_expert_parallel_overlap"] for one in said] == [True, False]
     with pytest.raises(TrimaranError, match=r"ep_overlap batch \(0\.2 has"):

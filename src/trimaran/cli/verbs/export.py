@@ -88,6 +88,7 @@ def export(
     )
     case, search = question.case, question.settings(devices, fix)
     start = start_of(recipe, settings or [], case.cluster) if starts else None
+    narrowed = replace(case, stack=exporter.planned_for(case.stack, case.model, for_version))
     seconds: list[float] = []
     if start is not None and start.sweeps:
         if layout is not None:
@@ -97,11 +98,10 @@ def export(
             )
         layouts = [Layout()]  # of none: a sweep starts the ranks of each of its own
     elif layout is None:
-        narrowed = replace(case, stack=exporter.planned_for(case.stack, for_version))
         entries = plan_with(narrowed, search).entries
         layouts, seconds = [entry.layout for entry in entries], [entry.sec_per_it for entry in entries]
     else:
-        layouts = [complete(layout, case, search)]
+        layouts = [complete(layout, narrowed, search)]
         check_layout(layouts[0], case.workload, on_devices(case.cluster, search.devices or 0), case.stack)
     chosen = first_exported(layouts, case.workload, case.stack, to, for_version, start)
     if start is None or not start.sweeps:

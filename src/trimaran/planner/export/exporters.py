@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from trimaran.layout.layout import Layout
+from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
@@ -35,11 +36,11 @@ class Exporter:
     stack: str
     versions: tuple[str, ...] = ()
     starts: bool = False
-    narrows: Callable[[Stack, str], Stack] = lambda stack, version: stack
+    narrows: Callable[[Stack, Model, str], Stack] = lambda stack, model, version: stack
 
-    def planned_for(self, stack: Stack, version: str | None) -> Stack:
-        """The stack that a plan for that version, or for the newest, is to choose by."""
-        return self.narrows(stack, version or next(iter(self.versions), ""))
+    def planned_for(self, stack: Stack, model: Model, version: str | None) -> Stack:
+        """The stack that a plan of the model for that version, or for the newest, is to choose by."""
+        return self.narrows(stack, model, version or next(iter(self.versions), ""))
 
 
 EXPORTERS: Mapping[str, Exporter] = {

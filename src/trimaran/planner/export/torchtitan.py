@@ -17,7 +17,7 @@ from trimaran.nouns.workload import Workload
 from trimaran.planner.export.asked import Asked
 from trimaran.planner.export.refuse import refuse_first
 from trimaran.planner.export.torchtitan_experts import expert_settings, untold_experts
-from trimaran.planner.export.torchtitan_flavors import flavor_of
+from trimaran.planner.export.torchtitan_flavors import flavor_of, without_pipeline
 from trimaran.planner.export.torchtitan_registry import registry_module
 from trimaran.planner.export.torchtitan_stages import SCHEDULES, stage_settings
 
@@ -38,6 +38,7 @@ def torchtitan(asked: Asked) -> str:
     layout, workload, stack, version = asked.layout, asked.workload, asked.stack, asked.version
     split = resolve_split(layout, workload, stack)
     unsharded = (layout.zero_stage == 0 or layout.dp * layout.cp == 1) and layout.tp * layout.pp > 1
+    whole = without_pipeline(workload.model, version)
     refuse_first(
         f"torchtitan {version}",
         layout,
@@ -48,6 +49,7 @@ def torchtitan(asked: Asked) -> str:
             # torchtitan 0.3.0, distributed/context_parallel/api.py, gathers; 0.2.2 has context_parallel_rotate_method
             (layout.cp > 1 and layout.cp_kind == "ring" and version == "0.3", "CP by ring (0.2: --for-version 0.2)"),
             (layout.schedule not in ("none", *SCHEDULES), f"the {layout.schedule} schedule"),
+            (layout.pp > 1 and whole != "", f"a pipeline of {whole}"),
             (layout.zero_stage in (1, 2), f"ZeRO stage {layout.zero_stage}"),
             (layout.dp_kind not in _KINDS, f"data-parallel kind {layout.dp_kind}"),
             (layout.tp > 1 and not layout.sequence_parallel and version == "0.2", "TP without sequence parallelism"),
@@ -112,8 +114,10 @@ def torchtitan(asked: Asked) -> str:
     return f"{head}\n{tomli_w.dumps(config).rstrip()}"
 
 
-def without_unsaid(stack: Stack, version: str) -> Stack:
+def without_unsaid(stack: Stack, model: Model, version: str) -> Stack:
     """The stack without what that version of torchtitan has no setting for, so that no plan for it chooses that."""
+    if without_pipeline(model, version):
+        stack = stack.model_copy(update={"pipeline_parallel": False})
     if version != "0.3":
         return stack
     kinds = tuple(kind for kind in stack.context_parallel if kind == "all_gather")

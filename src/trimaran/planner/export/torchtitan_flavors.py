@@ -41,6 +41,10 @@ CONFIGURED = frozenset({
     *(Flavor("deepseek_v3", size) for size in ("16B", "671B")), *(Flavor("gpt_oss", size) for size in ("20b", "120b")),
 })  # fmt: skip
 
+# Those that 0.2.2 has no pipeline of (models/qwen3/__init__.py, line 199; models/gpt_oss/__init__.py, line 85). 0.3.0
+# has none where weights are tied (models/common/decoder.py, update_from_config).
+_WITHOUT_PIPELINE = ("qwen3", "gpt_oss")
+
 
 def flavor_of(model: Model, version: str) -> Flavor | None:
     """The flavor that is as large as a model, which a file for that version can start from; None: there is none."""
@@ -48,6 +52,14 @@ def flavor_of(model: Model, version: str) -> Flavor | None:
     sizes = _sizes(model)
     alike = (flavor for flavor, name in FLAVORS.items() if flavor in among and _sizes(load_model(name)) == sizes)
     return next(alike, None)
+
+
+def without_pipeline(model: Model, version: str) -> str:
+    """What of a model that version has no pipeline of, in words; "": it has one."""
+    if version == "0.3":
+        return "a head that shares the embedding's weights" if model.tied_embedding else ""
+    flavor = flavor_of(model, version)
+    return flavor.name if flavor and flavor.name in _WITHOUT_PIPELINE else ""
 
 
 def _sizes(model: Model) -> tuple[object, ...]:
