@@ -164,7 +164,8 @@ def _whole_stages(grid: LayoutGrid, rows: Ints, rank: Floats, turns: Floats) -> 
     either comes to its next chunk; a round of all chunks later that recurs. Chunks between a rank's first and its last
     count as their mean.
     """
-    p, v, m, split_row = (column[rows] for column in (grid.pp * 1.0, grid.vpp, grid.micro_batches, grid.split_row))
+    p, split_row = grid.pp[rows] * 1.0, grid.split_row[rows]
+    v, m = grid.vpp[rows], grid.micro_batches[rows]
     first, last = grid.splits.chunks(split_row, rank)
     layers = grid.splits.of_rank(split_row, rank)
     around = v * p
@@ -179,12 +180,12 @@ def _whole_stages(grid: LayoutGrid, rows: Ints, rank: Floats, turns: Floats) -> 
     def begun(done: Floats) -> Floats:
         """Turns of so many that are of the chunk that comes first."""
         rounds, beyond = in_rounds(done)
-        return rounds * p + np.minimum(beyond, p)
+        return np.asarray(rounds * p + np.minimum(beyond, p))
 
     def ended(done: Floats) -> Floats:
         """Turns of so many that are of the chunk that comes last."""
         rounds, beyond = in_rounds(done)
-        return rounds * p + np.maximum(beyond - (around - p), 0.0)
+        return np.asarray(rounds * p + np.maximum(beyond - (around - p), 0.0))
 
     most = np.zeros(len(rows))
     steady = np.maximum(m * v - turns, 0.0)
