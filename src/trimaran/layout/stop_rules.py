@@ -21,7 +21,7 @@ _CAST_AGAIN = ("layernorm", "moe_act")
 def delayed_recompute(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
     """Norms and experts' activations are made again under fp8 where scales are those of now.
 
-    transformer/transformer_config.py, line 1245: "Delayed scaling does not support moe_act and layernorm recompute".
+    transformer/transformer_config.py, line 1245.
     """
     again = [module for module in modules_of(layout.recompute) if module in _CAST_AGAIN]
     is_delayed = layout.precision == "fp8" and stack.fp8_scaling == "delayed"
@@ -36,7 +36,7 @@ def delayed_recompute(layout: Layout, workload: Workload, cluster: Cluster, stac
 def stages_among_experts(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
     """Stages lie inside of replicas where experts have as many replicas as the other weights.
 
-    parallel_state.py, line 812: "the data parallel size of the attention and moe layers must be the same".
+    parallel_state.py, line 812.
     """
     edp = layout.size("edp")
     if "stages_among_experts" not in stack.stops_at or not workload.model.experts or layout.pp == 1:
@@ -53,8 +53,8 @@ def stages_among_experts(layout: Layout, workload: Workload, cluster: Cluster, s
 def experts_over_copies(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
     """Each group of replicas that shares out weights has all experts.
 
-    parallel_state.py, line 1260: "Expert data parallel size should be divisible by partial DistOpt shard factor";
-    torchtitan 0.2.2, distributed/parallel_dims.py, build_mesh: dp_replicate lies outside of efsdp, ep and etp.
+    parallel_state.py, line 1260; torchtitan 0.2.2, distributed/parallel_dims.py, build_mesh: dp_replicate lies outside
+    of efsdp, ep and etp.
     """
     edp, copies = layout.size("edp"), layout.size("replicate")
     if "experts_over_copies" not in stack.stops_at or not workload.model.experts or not layout.zero_stage:
