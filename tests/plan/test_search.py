@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trimaran import api
 from trimaran.api import workload_of
 from trimaran.cost.calibration import prior
 from trimaran.cost.case import Case
@@ -409,3 +410,13 @@ def test_bounds_know_of_exchanges_that_hide(stack: str, overlap: str) -> None:
         whole = ranking(ALL)
         with patch.object(search, "BLOCK", 4):
             assert ranking(3) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("fixed", [{"tp": 8, "pp": 16}, {"tp": 8, "pp": 16, "vpp": 8}], ids=["sought", "fixed"])
+def test_virtual_stages_may_leave_the_ends_to_embedding_and_head(fixed: dict[str, object]) -> None:
+    """126 layers are 128 virtual stages: that was not sought, and fixed it was refused for want of two layers."""
+    found = api.plan(
+        "llama3.1-405b", "dgx-h100", 2048, devices=16384, seq=8192, stack="megatron-core", fix=fixed, top=1
+    )
+    assert found.best.layout.vpp == 8
+    assert found.best.estimate.stage_split == (0,) + 126 * (1,) + (0,)

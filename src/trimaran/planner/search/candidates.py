@@ -18,7 +18,7 @@ from trimaran.layout.axes import DEGREES, PLACEMENTS, devices_of
 from trimaran.layout.axis_rules import OFFLOADED_BY_ZERO
 from trimaran.layout.choices import APART, CHOICE, ON_REQUEST, index_of, usual_chunks
 from trimaran.layout.rules import RULES
-from trimaran.layout.stages import even_split, stack_split, weighted_split
+from trimaran.layout.stages import even_split, most_stages, stack_split, weighted_split
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.stack import Stack
@@ -196,7 +196,7 @@ class Proposer:
         return cross(*({name: np.array(self.space[name], dtype=np.int64)} for name in choices))
 
     def _pipe(self) -> Columns:
-        space, layers = self.space, self.workload.model.layers
+        space, most = self.space, most_stages(self.stack, self.workload.model.layers)
         rows = []
         for pp in space["pp"]:
             if pp == 1:
@@ -206,7 +206,7 @@ class Proposer:
             for schedule in space["schedule"]:
                 if schedule == _NONE:
                     continue
-                usual = tuple(range(2, layers // pp + 1)) if schedule == _INTERLEAVED else _CHUNKS[schedule]
+                usual = tuple(range(2, most // pp + 1)) if schedule == _INTERLEAVED else _CHUNKS[schedule]
                 rows += [(pp, vpp, schedule) for vpp in space.values.get("vpp", usual)]
         table = np.array(rows, dtype=np.int64).reshape(-1, 3)
         return self.sieve.keep({"pp": table[:, 0], "vpp": table[:, 1], "schedule": table[:, 2]})
@@ -248,6 +248,9 @@ class Proposer:
         first, inverse = distinct([rows["tp"], stages])
         same = []
         for tp, several in zip(rows["tp"][first].tolist(), stages[first].tolist(), strict=True):
+            if several > layers:
+                same.append(True)  # ends that hold no layers: there is one such split
+                continue
             weighted = weighted_split(layers, several, head(tp), stack.bare_ends)
             other = even_split(layers, several) if stack.head_weighted_stages else weighted
             same.append(stack_split(stack, layers, several, partial(head, tp)) == other)
