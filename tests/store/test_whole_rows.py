@@ -325,3 +325,13 @@ def test_a_row_is_of_the_workload_whose_model_it_is_whatever_it_is_called(row: M
     assert not measured_workload(row, with_model(mlp="gelu"))
     assert not measured_workload(row, with_model(layers=4))
     assert measured_workload(row.model_copy(update={"model": None}), with_model(mlp="gelu"))
+
+
+@pytest.mark.parametrize("name", ["adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_4bit", "OneBitAdam", "adam_mini"])
+def test_a_log_of_an_optimizer_with_other_moments_is_no_row_of_adam(tmp_path: Path, name: str) -> None:
+    """Its memory, of a quarter of the moments, was stored as Adam's."""
+    log = tmp_path / "run.log"
+    log.write_text(f"  optimizer ................................ {name}\n" + MEGATRON_LINE)
+    given = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 256, "seq_len": 32, "mbs": 1}
+    (said,) = import_file(log, Asked(given=given)).refused
+    assert all(word in said for word in ("optimizer", name.lower(), "adam", "sgd")), said

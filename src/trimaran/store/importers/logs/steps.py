@@ -268,12 +268,19 @@ def mixture(trait: str, value: str) -> str:
     )
 
 
+# In names of Adam's kin that keep other moments: of 8 or 4 bit (bitsandbytes, torchao), of one bit on its way
+# (DeepSpeed), a third one (AdEMAMix), or one for many weights (Adam-mini).
+_OTHER_MOMENTS = ("bit", "ademamix", "mini")
+
+
 def optimizer_cell(name: str | None) -> Cell:
     """The table's word for an optimizer (AdamW counts as Adam: it keeps the same moments); another stays as it is.
 
-    So a row of an optimizer that the table does not know is refused by it.
+    So a row of an optimizer that the table does not know is refused by it, as one that keeps smaller moments or more.
     """
     lower = (name or "").lower()
+    if any(part in lower for part in _OTHER_MOMENTS):
+        return lower
     return next((word for word in get_args(Optimizer) if word in lower), None if lower in ("", "none") else lower)
 
 
