@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -402,3 +403,15 @@ def test_a_vocabulary_too_small_is_refused_with_both_numbers(tmp_path: Path, tok
     (tmp_path / "a.txt").write_text(POEM)
     with pytest.raises(TrimaranError, match=message):
         prepare(make_job(tmp_path, vocab=200, paths=[str(tmp_path / "a.txt")], tokenizer=tokenizer))
+
+
+def test_of_a_lost_token_file_the_way_out_is_one(tmp_path: Path) -> None:
+    """To prepare the data again did nothing: the folder has its index still."""
+    (tmp_path / "a.txt").write_text(POEM)
+    job = make_job(tmp_path, paths=[str(tmp_path / "a.txt")])
+    folder = prepare(job)
+    (folder / read_index(folder).files[0].name).unlink()
+    with pytest.raises(TrimaranError, match="delete the folder and prepare the data again"):
+        Tokens(prepare(job))
+    shutil.rmtree(folder)
+    assert len(Tokens(prepare(job))) > len(POEM.encode())

@@ -71,6 +71,8 @@ class Tokens:
             path = folder / file.name
             if not file.tokens:
                 continue  # an empty file cannot be mapped
+            if not path.exists():
+                raise TrimaranError(f"token file {path} is gone: delete the folder and prepare the data again")
             try:
                 mapped = np.memmap(
                     regular_file(path, f"token file {path}", None),
