@@ -170,6 +170,36 @@ def test_signs_of_ranks_on_several_nodes_may_be_held_up_by_their_file_system(
     assert place is not None and JoinedLauncher(place).on_this_machine == one_node
 
 
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"},
+        {"PMI_SIZE": "4", "PMI_RANK": "1"},
+        # a daemon of mpirun's on each of two nodes is a task of Slurm's
+        {"OMPI_COMM_WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+    ],
+)
+def test_ranks_of_mpirun_are_told_where_they_cannot_meet(environment: dict[str, str], tmp_path: Path) -> None:
+    """Each began a training of its own, of which all but one found the folder in use."""
+    with pytest.raises(TrimaranError, match="mpirun has started 4 ranks"):
+        joined(environment)
+    stated = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    place = joined({**environment, **stated})
+    assert place is not None and place.rank == 1
+    done = subprocess.run(
+        [*PYTHON, "trimaran", "train", str(tiny_recipe(tmp_path))], env={**os.environ, **environment}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and "start them with torchrun or srun" in done.stderr
+
+
+def test_a_lone_rank_of_mpirun_or_one_of_srun_with_pmi_is_as_without() -> None:
+    assert joined({"OMPI_COMM_WORLD_SIZE": "1", "PMI_SIZE": "1"}) is None
+    step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1", "PMI_SIZE": "2", "PMI_RANK": "1"}
+    place = joined(step)
+    assert place is not None and (place.rank, place.world_size) == (1, 2)
+
+
 def test_a_batch_script_without_srun_starts_its_own_ranks() -> None:
     assert joined({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) is None
 

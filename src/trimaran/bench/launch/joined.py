@@ -25,6 +25,8 @@ from trimaran.protocol.rank_process import settled
 
 # All that a place needs; how many ranks share its node is only sometimes told.
 _STATED = tuple(name for name in env.PLACE if name != env.LOCAL_WORLD_SIZE)
+# What mpirun says of how many ranks it has started: Open MPI's, and that of MPICH and Intel MPI, which srun sets too.
+_OPEN_MPI, _PMI = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"
 # Ports that ranks of Slurm steps meet at, below those that kernels give away.
 _FIRST_PORT, _PORTS = 15000, 15000
 _PORTS_END = 1 << 16
@@ -54,12 +56,20 @@ class Joined:
 def joined(environment: Mapping[str, str]) -> Joined | None:
     """The place that torchrun (or what sets the same variables) or srun has given this process; None where none has.
 
-    Raises TrimaranError for a variable that is no number, and for a port that is none.
+    Raises TrimaranError for a variable that is no number, for a port that is none, and for ranks that mpirun has
+    started: each would begin a training of its own.
     """
+    sizes = (_OPEN_MPI,) if "SLURM_PROCID" in environment else (_OPEN_MPI, _PMI)
+    by_mpi = next((name for name in sizes if name in environment), "")
     if all(name in environment for name in _STATED):
         stated = {name: environment[name] for name in _STATED}
         one_node = environment.get(env.LOCAL_WORLD_SIZE) == environment[env.WORLD_SIZE]
         stated |= {name: value for name, value in environment.items() if name.startswith(env.TORCHRUN)}
+    elif (size := _number(environment, by_mpi, "1")) > 1:
+        raise TrimaranError(
+            f"mpirun has started {size} ranks ({by_mpi}), which know no place to meet: start them with torchrun or "
+            f"srun, or state {', '.join(_STATED)} of each"
+        )
     elif "SLURM_PROCID" in environment and _number(environment, "SLURM_STEP_NUM_TASKS", "1") > 1:
         one_node = _number(environment, "SLURM_STEP_NUM_NODES", "1") == 1
         step = _number(environment, "SLURM_JOB_ID", "0") * 31 + _number(environment, "SLURM_STEP_ID", "0")
