@@ -19,7 +19,6 @@ ContextParallelKind = Literal["ring", "all_gather", "ulysses"]
 # How the exchange of tokens hides: not, behind shared experts, or behind another micro-batch's layer.
 ExpertOverlap = Literal["none", "shared", "batch"]
 # What lies in the host's memory: moments and master weights; those, weights and gradients; or what layers keep.
-Optimizer = Literal["adam", "sgd"]
 Offload = Literal["none", "optimizer", "weights", "activations"]
 # In what replicas send each other what they sum; what that loses is kept and sent later (error feedback).
 Compression = Literal["none", "fp16", "int8", "powersgd"]
@@ -35,6 +34,7 @@ GroupedProducts = Literal["one_kernel", "beside_each_other", "one_by_one"]
 GraphedModule = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess"]
 # What some software's own checks refuse, by the rules of trimaran.layout.stop_rules.
 Stop = Literal["delayed_recompute", "stages_among_experts", "experts_over_copies", "biased_slices"]
+Optimizer = Literal["adam", "sgd"]
 MemoryReport = Literal["allocated", "reserved", "device_used", "node_used", "resident"]
 
 
@@ -408,9 +408,7 @@ class Stack(Noun):
         default=("none", "interleaved"),
         description="schedules under which that other micro-batch's layer can run beside",
     )
-    stops_at: tuple[Stop, ...] = Field(
-        default=(), description="what its own checks refuse, each by a rule of that name"
-    )
+    stops_at: tuple[Stop, ...] = Field(default=(), description="what its own checks refuse, by rules of these names")
     multi_token_prediction: bool = Field(
         default=False, description="a model's modules for further tokens are trained, and not left out"
     )
