@@ -40,7 +40,9 @@ MIXTURE = LLAMA.model_copy(
 # Traits of other families, several at a time: biases of q, k and v, norms of heads, windows; norms behind blocks and of
 # all heads as one; caps, norms on both sides, windows in turns, a scaled embedding; residuals side by side.
 QWEN = LLAMA.model_copy(update={"head_dim": 4, "attention_bias": "qkv", "qk_norm": "head", "sliding_window": 6})
-OLMO = LLAMA.model_copy(update={"norm_placement": "after", "qk_norm": "all_heads"})
+# No norm stands before OLMO's first queries: of plain embeddings (0.02) and 48 columns they would be as small as the
+# norms' epsilon, where round-off of one process alone grows 10,000-fold in two steps.
+OLMO = LLAMA.model_copy(update={"norm_placement": "after", "qk_norm": "all_heads", "scaled_embedding": True})
 GEMMA = LLAMA.model_copy(
     update={
         "mlp": "geglu", "activation": "gelu_tanh", "norm_placement": "both", "sliding_window": 5,
