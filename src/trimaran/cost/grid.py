@@ -309,5 +309,6 @@ def padded_vocab_of(model: Model, stack: Stack, tp: Ints) -> Floats:
     """Vocabulary that each layout computes with: padded to 128 x TP where the stack pads, shape (n,)."""
     if not stack.pads_vocab:
         return np.full(tp.shape, float(model.vocab))
-    multiple = 128 * tp
-    return (-(-model.vocab // multiple) * multiple).astype(np.float64)
+    # of each degree once: whole numbers are divided far slower than they are looked up
+    multiple = 128 * np.arange(1, int(tp.max(initial=1)) + 1)
+    return (-(-model.vocab // multiple) * multiple).astype(np.float64)[tp - 1]

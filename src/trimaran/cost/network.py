@@ -92,11 +92,14 @@ def _group(ranks: Ints, inside: Floats, per_node: Ints, devices: Ints, block: In
     cut = crosses & (block < per_node)
     inside = np.where(cut, np.minimum(inside, np.ceil(ranks / 2.0)), inside)
     rivals = np.maximum(per_node / inside, 1.0)
-    # borders lie at multiples of this in their blocks, the one that most groups cross nearest to the middle
-    apart = np.gcd(per_node, block)
-    crossing = np.maximum(np.minimum(block // np.maximum(ranks, 1), block // 2 // apart * apart), 1.0)
-    crossing = np.where(cut & (devices > 2 * per_node), 2.0 * crossing, crossing)
-    rivals = np.where(crosses & (block % per_node != 0), np.minimum(rivals, crossing), rivals)
+    shared = np.flatnonzero(crosses & (block % per_node != 0))
+    if len(shared):
+        ranks_of, block_of, node_of = (each[shared] for each in (ranks, block, per_node))
+        # borders lie at multiples of this in their blocks, the one that most groups cross nearest to the middle
+        apart = np.gcd(node_of, block_of)
+        crossing = np.maximum(np.minimum(block_of // ranks_of, block_of // 2 // apart * apart), 1.0)
+        crossing = np.where((cut & (devices > 2 * per_node))[shared], 2.0 * crossing, crossing)
+        rivals[shared] = np.minimum(rivals[shared], crossing)
     return Group(ranks.astype(np.float64), inside, crosses, rivals)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trimaran.cost.grid import Floats, Ints, LayoutGrid
 from trimaran.cost.pipeline.folded_form import folded_time
@@ -100,10 +101,21 @@ def _distinct_pipelines(grid: LayoutGrid, times: StageTimes) -> tuple[Ints, Ints
     for key in keys:
         code = (code ^ key.view(np.uint64)) * _MIX
         code ^= code >> np.uint64(29)
-    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    first, inverse = _distinct_codes(code)
     if all(np.array_equal(key[first][inverse], key) for key in keys):
         return first, inverse
     return np.arange(len(grid)), np.arange(len(grid))
+
+
+def _distinct_codes(code: NDArray[np.uint64]) -> tuple[Ints, Ints]:
+    """Index of one row of each distinct code, and each row's code: np.unique's stable sort takes five times as long."""
+    order = np.argsort(code)
+    ordered = code[order]
+    begins = np.ones(len(code), dtype=np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=begins[1:])
+    inverse = np.empty(len(code), dtype=np.int64)
+    inverse[order] = np.cumsum(begins) - 1
+    return order[begins], inverse
 
 
 def silent_time(grid: LayoutGrid, times: StageTimes) -> Floats:
