@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 
 from trimaran.api import plan, workload_of
-from trimaran.files.catalogue import load_cluster, load_stack
+from trimaran.files.catalogue import load_cluster, load_model, load_stack
 from trimaran.layout.notation import parse_layout
 from trimaran.layout.rules import violations
+from trimaran.nouns.noun import TrimaranError
 
-NAMES = ("megatron-core", "torchtitan", "deepspeed", "trimaran")
-MEGATRON, TORCHTITAN, DEEPSPEED, TRIMARAN = (load_stack(name) for name in NAMES)
+NAMES = ("megatron-core", "torchtitan", "torchtitan-0.2", "torchtitan-0.2-compiled", "deepspeed", "trimaran")
+MEGATRON, TORCHTITAN, TORCHTITAN_02, COMPILED_02, DEEPSPEED, TRIMARAN = (load_stack(name) for name in NAMES)
 CLUSTER = load_cluster("dgx-h100").model_copy(update={"nodes": 512})
 STOPS = {
     "delayed_recompute", "biased_slices", "whole_experts", "experts_over_copies", "stages_among_experts",
+    "ulysses_halves", "halves_of_slices", "further_positions",
 }  # fmt: skip
 
 
@@ -47,6 +49,35 @@ def test_what_a_stack_stops_at_is_refused(layout: str, model: str, stack: object
     stopped = [violation for violation in found if violation.rule in STOPS]
     assert {violation.rule for violation in stopped} == rules
     assert all(violation.of == "software" and ": " in violation.sentence for violation in stopped)
+
+
+@pytest.mark.parametrize(
+    ("layout", "seq_len", "stack", "rules"),
+    [
+        ("cp4,cp-ulysses", 4100, MEGATRON, {"ulysses_halves"}),
+        ("cp4,cp-ulysses", 4104, MEGATRON, set()),
+        ("cp4,cp-ulysses", 4100, TRIMARAN, set()),
+        ("cp1", 4101, MEGATRON, set()),
+        ("tp8,sp", 1000, TORCHTITAN_02, {"halves_of_slices"}),
+        ("tp8,sp", 1000, COMPILED_02, {"halves_of_slices"}),
+        ("tp8,sp", 1000, TORCHTITAN, set()),
+        ("tp8,sp", 1008, TORCHTITAN_02, set()),
+        ("tp4,sp,cp2", 1016, TORCHTITAN_02, {"halves_of_slices"}),
+        ("tp1", 1001, TORCHTITAN_02, set()),
+    ],
+)
+def test_sequences_are_as_long_as_the_stack_wants(layout: str, seq_len: int, stack: object, rules: set[str]) -> None:
+    workload = workload_of("llama3-8b", 8, seq=seq_len)
+    found = list(violations(parse_layout(f"dp1,{layout},mbs1,bf16"), workload, CLUSTER, stack))  # type: ignore[arg-type]
+    assert {violation.rule for violation in found if violation.rule in STOPS} == rules
+
+
+def test_megatron_core_predicts_further_tokens_with_rotary_positions_or_none() -> None:
+    model = load_model("gpt2-124m").model_copy(update={"mtp_depth": 1})
+    with pytest.raises(TrimaranError, match=r"mtp_depth is 1 and model\.positions learned, and megatron-core"):
+        plan(model, CLUSTER, 64, devices=8, stack=MEGATRON)
+    plan(model.model_copy(update={"mtp_depth": 0}), CLUSTER, 64, devices=8, stack=MEGATRON)
+    plan(model, CLUSTER, 64, devices=8, stack=TRIMARAN)
 
 
 def test_no_plan_for_megatron_core_puts_stages_among_experts_of_other_copies() -> None:

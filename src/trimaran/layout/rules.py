@@ -392,6 +392,9 @@ RULES: tuple[Rule, ...] = (
     Rule("placement", "software", ("placement",), axis_rules.placement),
     Rule("delayed_recompute", "software", ("recompute", "precision"), stop_rules.delayed_recompute),
     Rule("biased_slices", "software", ("tp", "etp"), stop_rules.biased_slices),
+    Rule("ulysses_halves", "software", ("cp", "cp_kind"), stop_rules.ulysses_halves),
+    Rule("halves_of_slices", "software", ("tp", "cp"), stop_rules.halves_of_slices),
+    Rule("further_positions", "software", (), stop_rules.further_positions),
     Rule("whole_experts", "software", ("dp", "zero_stage", "ep"), stop_rules.whole_experts),
     Rule(
         "experts_over_copies",

@@ -1,8 +1,8 @@
 """Rules of what some software's own checks stop at, which a stack names as `stops_at`.
 
 Each takes (layout, workload, cluster, stack) and gives the sentence for the user, or None; `RULES` of
-trimaran.layout.rules lists them with what they read. Lines are of Megatron-Core 0.16.1, whose files begin with
-megatron/core/.
+trimaran.layout.rules lists them with what they read. Where no version is named, lines are of Megatron-Core 0.16.1,
+whose files begin with megatron/core/.
 """
 
 from __future__ import annotations
@@ -88,4 +88,41 @@ def biased_slices(layout: Layout, workload: Workload, cluster: Cluster, stack: S
     return (
         f"ETP {etp} of experts with biases (model.bias), but {stack.name} adds these in ETP 1 alone: set etp to 1, or "
         f"model.bias to false"
+    )
+
+
+def ulysses_halves(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Sequences make two blocks a rank, also where ranks have one: core_v0.15.0, megatron/training/arguments.py:844."""
+    if "ulysses_halves" not in stack.stops_at or layout.cp == 1 or layout.cp_kind != "ulysses":
+        return None
+    if workload.seq_len % (2 * layout.cp) == 0:
+        return None
+    return (
+        f"seq_len {workload.seq_len} is not a multiple of 2 x CP {layout.cp} = {2 * layout.cp}, which {stack.name} "
+        f"wants of every kind of context parallelism: choose a CP whose double divides it"
+    )
+
+
+def halves_of_slices(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Sequences make two blocks for each rank of TP and CP, also where nothing splits them twice.
+
+    torchtitan 0.2.2, distributed/parallel_dims.py, line 372, which all its models/*/infra/parallelize.py assert.
+    """
+    blocks = 2 * layout.tp * layout.cp
+    if "halves_of_slices" not in stack.stops_at or layout.tp == 1 or workload.seq_len % blocks == 0:
+        return None
+    return (
+        f"seq_len {workload.seq_len} is not a multiple of 2 x TP {layout.tp} x CP {layout.cp} = {blocks}, which "
+        f"{stack.name} wants: choose a TP and a CP for which it is, or another seq_len"
+    )
+
+
+def further_positions(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Modules for further tokens have no positions to learn: core_v0.15.0, megatron/training/arguments.py:1188."""
+    model = workload.model
+    if "further_positions" not in stack.stops_at or not model.mtp_depth or model.positions in ("rotary", "none"):
+        return None
+    return (
+        f"model.mtp_depth is {model.mtp_depth} and model.positions {model.positions}, and {stack.name} predicts "
+        f"further tokens with rotary positions or none: set mtp_depth to 0, or positions to rotary"
     )

@@ -33,7 +33,10 @@ Fp8Scaling = Literal["delayed", "current", "blockwise"]
 GroupedProducts = Literal["one_kernel", "beside_each_other", "one_by_one"]
 GraphedModule = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess"]
 # What some software's own checks refuse, by the rules of trimaran.layout.stop_rules.
-Stop = Literal["delayed_recompute", "stages_among_experts", "experts_over_copies", "biased_slices"]
+Stop = Literal[
+    "delayed_recompute", "stages_among_experts", "experts_over_copies", "biased_slices", "ulysses_halves",
+    "halves_of_slices", "further_positions",
+]  # fmt: skip
 Optimizer = Literal["adam", "sgd"]
 MemoryReport = Literal["allocated", "reserved", "device_used", "node_used", "resident"]
 
@@ -192,9 +195,7 @@ class Stack(Noun):
     keeps_unit_places: bool = Field(
         default=False, description="CPU: two places for layers' whole weights and gradients stay, apart from the ends'"
     )
-    loss_makes_gradients: bool = Field(
-        default=False, description="the head's gradients are made with the loss, chunk by chunk"
-    )
+    loss_makes_gradients: bool = Field(default=False, description="the loss makes the head's gradients, by chunks")
     agrees_every_step: bool = Field(
         default=False, description="every step ends with a sum of loss and gradient norm over all ranks"
     )
@@ -409,9 +410,7 @@ class Stack(Noun):
         description="schedules under which that other micro-batch's layer can run beside",
     )
     stops_at: tuple[Stop, ...] = Field(default=(), description="what its own checks refuse, by rules of these names")
-    multi_token_prediction: bool = Field(
-        default=False, description="a model's modules for further tokens are trained, and not left out"
-    )
+    multi_token_prediction: bool = Field(default=False, description="a model's modules for further tokens are trained")
     offloads: tuple[Offload, ...] = Field(default=(), description="what can lie in the host's memory")
     compressions: tuple[Compression, ...] = Field(
         default=(), description="in what replicas can send each other gradients, with error feedback"
