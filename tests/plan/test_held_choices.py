@@ -42,6 +42,19 @@ def test_of_several_values_the_best_of_each_is_found_in_any_order(
         assert together <= min(alone) * (1 + 1e-9), (order, together, alone)
 
 
+def test_a_share_of_layers_that_is_held_is_made_again_whole() -> None:
+    """The best was recompute-none4, which makes nothing again, as if four were not held."""
+    alone, either = (
+        [entry.layout for entry in plan("llama3-8b", "dgx-h100", 128, devices=64, fix=fix, top=200).entries]
+        for fix in ({"recompute_every": 4}, {"recompute_every": (4, 1)})
+    )
+    assert {(layout.recompute, layout.recompute_every) for layout in alone} == {("full", 4)}
+    assert {layout.recompute_every for layout in either if layout.recompute != "full"} == {1}
+    fixed = {"recompute": "selective", "recompute_every": 2}
+    with pytest.raises(TrimaranError, match="recompute_every 2 is of layers that are made again whole, but recompute"):
+        plan("llama3-8b", "dgx-h100", 128, devices=64, fix=fixed)
+
+
 def test_a_mixture_without_dense_layers_is_not_ranked_twice_with_a_dense_mlp_computed_again() -> None:
     for model, dense in (("mixtral-8x7b", False), ("gpt-oss-120b", False), ("deepseek-v3", True), ("llama3-8b", True)):
         assert ("dense" in load_model(model).kinds) == dense

@@ -247,8 +247,13 @@ def _capability(layout: Layout, workload: Workload, cluster: Cluster, stack: Sta
 
 def _recompute_every(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
     every, stages = layout.recompute_every, layout.pp * layout.vpp
+    if every > 1 and layout.recompute != "full":
+        return (
+            f"recompute_every {every} is of layers that are made again whole, but recompute is {layout.recompute}: "
+            f"set recompute to full, or recompute_every to 1"
+        )
     fewest = workload.model.layers // stages
-    if not stack.recomputes_by_stage or layout.recompute != "full" or every <= max(fewest, 1):
+    if not stack.recomputes_by_stage or every <= max(fewest, 1):
         return None
     return (
         f"recompute of one layer in {every}, but {stack.name} counts the layers of each of PP {layout.pp} x VPP "

@@ -118,7 +118,7 @@ class Proposer:
         )
         if len(space["recompute_every"]) > 1:
             full = others["recompute"] == index_of("recompute", "full")
-            others = take(others, full | (others["recompute_every"] == space["recompute_every"][0]))
+            others = take(others, full | (others["recompute_every"] == min(space["recompute_every"])))
         return self.sieve.keep(cross(piped, others), known=(frozenset(piped),))
 
     def spread(self, rows: Columns) -> Columns:
