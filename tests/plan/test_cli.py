@@ -130,6 +130,7 @@ WRONG = [
     ("--stack", "megatro"),
     ("--optimizer", "adamm"),
     ("--grow-nodes",),
+    ("--grow-nodes", "--ramp-up", "4,4,100", "--gbs-tolerance", "0.1"),
     ("--price", "2"),
     ("--objective", "speed"),
     ("--objective", "devices"),

@@ -105,6 +105,11 @@ def plan(
             "--grow-nodes lets nodes grow with a batch ramp-up, which is not stated: state one, as --ramp-up "
             + ",".join(map(str, _a_ramp_up(case.workload)))
         )
+    if grow_nodes and settings.gbs_tolerance:
+        raise TrimaranError(
+            f"--gbs-tolerance {settings.gbs_tolerance:g} lets the global batch differ from "
+            f"{case.workload.global_batch}, to which --grow-nodes lets it grow: leave one of them out"
+        )
     ranked = case.with_workload(case.workload.model_copy(update={"ramp_up": None})) if grow_nodes else case
     if why is not None:
         if check:
