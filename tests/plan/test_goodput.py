@@ -234,3 +234,16 @@ def test_faults_of_a_file_are_not_said_to_be_the_clusters(ending: str, tmp_path:
     done = CliRunner().invoke(app, ["plan", *asked, "--faults", str(tmp_path / f"counted.{ending}")])
     assert done.exit_code == 0, done.output
     assert "With the faults of counted (no source is named), one" in done.output
+
+
+@pytest.mark.parametrize(("cluster", "rate"), [("gb200-nvl72", 225), ("dgx-h100", 63), ("mi300x-8x-node", 31.5)])
+def test_a_checkpoint_is_copied_over_the_devices_own_link(cluster: str, rate: float) -> None:
+    """A link that is not stated is that of PCIe 4.0 x16."""
+    asked = ["--model", "llama3-8b", "--cluster", cluster, "--gbs", "64", "--devices", "8", "--tokens", "1e10"]
+    done = CliRunner().invoke(app, ["plan", *asked, "--fix", "tp=2", "--top", "1"])
+    assert done.exit_code == 0, done.output
+    told = re.search(
+        r"stops the training for ([\d.]+) s, to copy ([\d.]+) GiB of each device at ([\d.]+) GB/s", done.output
+    )
+    assert told and float(told[3]) == rate
+    assert float(told[1]) == pytest.approx(float(told[2]) * 2**30 / (rate * 1e9), abs=0.006)

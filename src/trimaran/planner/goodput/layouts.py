@@ -18,7 +18,8 @@ from trimaran.planner.ramp_up import RESTART_MINUTES
 from trimaran.planner.search.settings import PlanSettings
 
 DAY_S, GIB = 86400.0, 2.0**30
-# A snapshot goes to host memory at what PCIe 4.0 x16 carries at most: 16 GT/s x 16 lanes x 128/130 (PCI-SIG).
+# A snapshot goes to host memory over the device's own link, where that is stated; else at what PCIe 4.0 x16 carries at
+# most: 16 GT/s x 16 lanes x 128/130 (PCI-SIG).
 SNAPSHOT_GB_S = 31.5
 # So many of a plan's layouts are laid under faults, and on so many nodes less, which then stand by.
 BEST, KEPT_TO_SPARE = 5, (1, 2)
@@ -61,7 +62,8 @@ def faulty_training(case: Case, entry: Entry, faults: Faults) -> tuple[Faulty, t
     save_s = faults.save_s
     if save_s is None:
         state_gib = max(stage.weights + stage.optimizer for stage in entry.estimate.memory)
-        rate_gb_s = case.cluster.device.mem_bandwidth_gb_s if case.on_cpu else SNAPSHOT_GB_S
+        device = case.cluster.device
+        rate_gb_s = device.mem_bandwidth_gb_s if case.on_cpu else device.host_link_gb_s or SNAPSHOT_GB_S
         save_s = state_gib * GIB / (rate_gb_s * 1e9)
         assumed.append(
             f"a checkpoint stops the training for {save_s:.2f} s, to copy {state_gib:.1f} GiB of each device at "
