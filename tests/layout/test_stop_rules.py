@@ -16,6 +16,7 @@ CLUSTER = load_cluster("dgx-h100").model_copy(update={"nodes": 512})
 STOPS = {
     "delayed_recompute", "biased_slices", "whole_experts", "experts_over_copies", "stages_among_experts",
     "ulysses_halves", "halves_of_slices", "further_positions",
+    "narrow_blocks",
 }  # fmt: skip
 
 
@@ -70,6 +71,34 @@ def test_sequences_are_as_long_as_the_stack_wants(layout: str, seq_len: int, sta
     workload = workload_of("llama3-8b", 8, seq=seq_len)
     found = list(violations(parse_layout(f"dp1,{layout},mbs1,bf16"), workload, CLUSTER, stack))  # type: ignore[arg-type]
     assert {violation.rule for violation in found if violation.rule in STOPS} == rules
+
+
+@pytest.mark.parametrize(
+    ("layout", "seq_len", "size"),
+    [
+        ("tp16,mbs1,mxfp8", 4096, "ffn_hidden 11008 / TP 16 = 688 is not a multiple of 32"),
+        ("tp16,mbs1,nvfp4", 4096, ""),
+        ("tp16,mbs1,fp8", 4096, ""),
+        ("tp32,mbs1,fp8", 4096, "ffn_hidden 11008 / TP 32 = 344 is not a multiple of 16"),
+        ("tp32,mbs1,bf16", 4096, ""),
+        ("mbs1,mxfp8", 1000, "micro-batch 1 x seq_len 1000 = 1000 is not a multiple of 32"),
+        ("mbs4,mxfp8", 1000, ""),
+        ("mbs1,fp8", 1000, ""),
+        ("tp2,sp,mbs1,fp8", 1000, "micro-batch 1 x seq_len 1000 / TP 2 = 500 is not a multiple of 8"),
+        ("tp2,mbs1,fp8", 1000, ""),
+        ("cp2,mbs1,fp8", 1000, "micro-batch 1 x seq_len 1000 / CP 2 = 500 is not a multiple of 8"),
+    ],
+)
+def test_operands_are_cast_in_whole_blocks(layout: str, seq_len: int, size: str) -> None:
+    cluster, workload = load_cluster("dgx-b200"), workload_of("llama2-7b", 8, seq=seq_len)
+    found = [
+        violation.sentence
+        for violation in violations(parse_layout(f"dp1,{layout}"), workload, cluster, MEGATRON)
+        if violation.rule == "narrow_blocks"
+    ]
+    assert len(found) == bool(size) and all(sentence.startswith(size) for sentence in found), found
+    no_stop = list(violations(parse_layout(f"dp1,{layout}"), workload, cluster, TRIMARAN))
+    assert all(violation.rule != "narrow_blocks" for violation in no_stop)
 
 
 def test_megatron_core_predicts_further_tokens_with_rotary_positions_or_none() -> None:

@@ -399,6 +399,7 @@ RULES: tuple[Rule, ...] = (
     Rule("biased_slices", "software", ("tp", "etp"), stop_rules.biased_slices),
     Rule("ulysses_halves", "software", ("cp", "cp_kind"), stop_rules.ulysses_halves),
     Rule("halves_of_slices", "software", ("tp", "cp"), stop_rules.halves_of_slices),
+    Rule("narrow_blocks", "software", ("tp", "cp", "mbs", "sequence_parallel", "precision"), stop_rules.narrow_blocks),
     Rule("further_positions", "software", (), stop_rules.further_positions),
     Rule("whole_experts", "software", ("dp", "zero_stage", "ep"), stop_rules.whole_experts),
     Rule(

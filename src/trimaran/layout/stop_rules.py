@@ -7,13 +7,19 @@ whose files begin with megatron/core/.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from trimaran.layout.axes import stated_placement
 from trimaran.layout.layout import Layout
 from trimaran.nouns.cluster import Cluster
+from trimaran.nouns.precision import PrecisionName
 from trimaran.nouns.recompute import modules_of
 from trimaran.nouns.stack import Stack
 from trimaran.nouns.workload import Workload
 
+# Of what an operand that is cast has rows (tokens, or a slice of weights) and columns (what a product sums over) in
+# multiples: Transformer Engine v2.9, pytorch/utils.py:438, pytorch/tensor/mxfp8_tensor.py:101, nvfp4_tensor.py:180.
+_BLOCKS: Mapping[PrecisionName, tuple[int, int]] = {"fp8": (8, 16), "mxfp8": (32, 32), "nvfp4": (16, 16)}
 # Modules whose inputs are cast again by scales that the backward has moved since.
 _CAST_AGAIN = ("layernorm", "moe_act")
 
@@ -126,3 +132,39 @@ def further_positions(layout: Layout, workload: Workload, cluster: Cluster, stac
         f"model.mtp_depth is {model.mtp_depth} and model.positions {model.positions}, and {stack.name} predicts "
         f"further tokens with rotary positions or none: set mtp_depth to 0, or positions to rotary"
     )
+
+
+def narrow_blocks(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Operands of dense layers are cast in whole blocks; those of experts are filled up.
+
+    Transformer Engine v2.9, pytorch/module/linear.py:168 and layernorm_linear.py:150.
+    """
+    if "narrow_blocks" not in stack.stops_at or layout.precision not in _BLOCKS:
+        return None
+    rows, columns = _BLOCKS[layout.precision]
+    for what, size, block in _operands(layout, workload, rows, columns):
+        if size % block:
+            return (
+                f"{what} = {size} is not a multiple of {block}, by which {stack.name} casts to {layout.precision}: "
+                f"choose another TP, CP, micro-batch or seq_len for which it is, or another precision"
+            )
+    return None
+
+
+def _operands(layout: Layout, workload: Workload, rows: int, columns: int) -> Iterator[tuple[str, int, int]]:
+    """What sizes the operands of a rank's dense layers have: words, the size, and the block that it is made of."""
+    model, tp = workload.model, layout.tp
+    slices = tp if layout.sequence_parallel else 1
+    ranks = f" / CP {layout.cp}" * (layout.cp > 1) + f" / TP {tp}" * (slices > 1)
+    tokens = workload.seq_len * layout.mbs // (layout.cp * slices)
+    yield f"micro-batch {layout.mbs} x seq_len {workload.seq_len}{ranks}", tokens, rows
+    yield "hidden", model.hidden, columns
+    if model.latent_attention is None:
+        yield f"heads {model.heads} x head_dim {model.head_dim} / TP {tp}", model.attention_hidden // tp, columns
+        qkv = (model.attention_hidden + 2 * model.kv_hidden) // tp
+        yield f"width of queries, keys and values / TP {tp}", qkv, rows
+    if "dense" in model.kinds:
+        yield f"ffn_hidden {model.ffn_hidden} / TP {tp}", model.ffn_hidden // tp, columns
+    if model.shared_experts:
+        shared = model.shared_experts * model.moe_ffn_hidden
+        yield f"width of shared experts {shared} / TP {tp}", shared // tp, columns
