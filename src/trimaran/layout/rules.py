@@ -397,6 +397,8 @@ RULES: tuple[Rule, ...] = (
     Rule("placement", "software", ("placement",), axis_rules.placement),
     Rule("delayed_recompute", "software", ("recompute", "precision"), stop_rules.delayed_recompute),
     Rule("biased_slices", "software", ("tp", "etp"), stop_rules.biased_slices),
+    Rule("graphs_again", "software", ("recompute",), stop_rules.graphs_again),
+    Rule("graphs_offloaded", "software", ("offload",), stop_rules.graphs_offloaded),
     Rule("ulysses_halves", "software", ("cp", "cp_kind"), stop_rules.ulysses_halves),
     Rule("halves_of_slices", "software", ("tp", "cp"), stop_rules.halves_of_slices),
     Rule("narrow_blocks", "software", ("tp", "cp", "mbs", "sequence_parallel", "precision"), stop_rules.narrow_blocks),

@@ -168,3 +168,26 @@ def _operands(layout: Layout, workload: Workload, rows: int, columns: int) -> It
     if model.shared_experts:
         shared = model.shared_experts * model.moe_ffn_hidden
         yield f"width of shared experts {shared} / TP {tp}", shared // tp, columns
+
+
+def graphs_again(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """CUDA graphs are no parts of what is made again: transformer/transformer_config.py, lines 1782 and 1792."""
+    if "graphs_again" not in stack.stops_at or not stack.graphed:
+        return None
+    if layout.recompute == "full" or ("moe_router" in stack.graphed and "moe" in modules_of(layout.recompute)):
+        return _beside_graphs("recompute", layout.recompute, stack)
+    return None
+
+
+def graphs_offloaded(layout: Layout, workload: Workload, cluster: Cluster, stack: Stack) -> str | None:
+    """Nor do they go with layers whose activations lie on the host: the same, line 1722."""
+    if "graphs_again" not in stack.stops_at or not stack.graphed or layout.offload != "activations":
+        return None
+    return _beside_graphs("offload", layout.offload, stack)
+
+
+def _beside_graphs(name: str, word: str, stack: Stack) -> str:
+    return (
+        f"{name} {word}, of layers of which {stack.name} replays {' and '.join(stack.graphed)} as CUDA graphs, and it "
+        f"refuses the two together: choose another {name}, or a stack without graphs"
+    )

@@ -35,7 +35,7 @@ GraphedModule = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess"]
 # What some software's own checks refuse, by the rules of trimaran.layout.stop_rules.
 Stop = Literal[
     "delayed_recompute", "stages_among_experts", "experts_over_copies", "biased_slices", "ulysses_halves",
-    "halves_of_slices", "further_positions", "narrow_blocks",
+    "halves_of_slices", "further_positions", "narrow_blocks", "graphs_again",
 ]  # fmt: skip
 Optimizer = Literal["adam", "sgd"]
 MemoryReport = Literal["allocated", "reserved", "device_used", "node_used", "resident"]
