@@ -188,6 +188,6 @@ def graphs_offloaded(layout: Layout, workload: Workload, cluster: Cluster, stack
 
 def _beside_graphs(name: str, word: str, stack: Stack) -> str:
     return (
-        f"{name} {word}, of layers of which {stack.name} replays {' and '.join(stack.graphed)} as CUDA graphs, and it "
+        f"{name} {word}, of layers of which {stack.name} replays {', '.join(stack.graphed)} as CUDA graphs, and it "
         f"refuses the two together: choose another {name}, or a stack without graphs"
     )
