@@ -33,6 +33,15 @@ def test_nodes_and_micro_batch_grow_with_the_batch() -> None:
             assert not list(violations(phase.layout, own, CLUSTER, STACK))
 
 
+def test_no_more_nodes_than_the_last_ones_are_taken_before() -> None:
+    """Of the fewest devices that meet a deadline the ramp-up took sixteen times as many, and shrank."""
+    few = parse_layout("dp4,pp2,mbs4,zero1,recompute-full,fp16")
+    found = ramp_up_schedule(few, Case.of(WORKLOAD, CLUSTER, STACK))
+    devices = [phase.devices for phase in found.phases]
+    assert devices == sorted(devices) and devices[-1] == few.devices
+    assert found.slower_by >= 0
+
+
 def test_samples_iterations_and_hours_add_up() -> None:
     found = ramp_up_schedule(FULL, Case.of(WORKLOAD, CLUSTER, STACK), restart_minutes=30)
     total = 300_000_000_000 // WORKLOAD.seq_len
@@ -55,7 +64,7 @@ def test_dearer_restarts_make_fewer_phases() -> None:
 
 def test_a_layout_that_divides_every_step_needs_no_restart() -> None:
     layout = parse_layout("dp16,pp2,mbs1,zero1,fp16")
-    found = ramp_up_schedule(layout, Case.of(WORKLOAD, CLUSTER, STACK), devices=32)
+    found = ramp_up_schedule(layout, Case.of(WORKLOAD, CLUSTER, STACK))
     assert found.fixed_layout_hours is not None
     assert found.hours <= found.fixed_layout_hours
 

@@ -82,22 +82,20 @@ def ramp_up_schedule(
     case: Case,
     objective: Objective | None = None,
     *,
-    devices: int | None = None,
     mem_margin: float = 0.05,
     restart_minutes: float = RESTART_MINUTES,
 ) -> RampUpSchedule:
     """The fastest way through the workload's ramp-up with the layout's TP, PP and choices.
 
-    Ends on `layout` itself. Raises TrimaranError where the workload states no ramp-up, or where no DP and
-    micro-batch fit one of its steps, or it misses a limit of the objective.
+    Ends on `layout` itself, and takes no more devices before. Raises TrimaranError where the workload states no
+    ramp-up, or where no DP and micro-batch fit one of its steps, or it misses a limit of the objective.
     """
     workload, cluster = case.workload, case.cluster
     ramp = workload.ramp_up
     if ramp is None:
         raise TrimaranError("ramp_up is not stated: give its start, increment and samples")
     steps = _Steps.of(ramp, workload)
-    cap = min(cluster.devices, devices or cluster.devices)
-    layouts = _replicas(layout, workload, cap)
+    layouts = _replicas(layout, workload)
     seconds = _sec_per_it(layouts, steps, case, mem_margin)
     runs = np.isfinite(seconds)
     hours = np.where(runs, np.where(runs, seconds, 0.0) * steps.iterations[:, None] / 3600.0, np.inf)
@@ -150,12 +148,11 @@ def _refuse_beyond_limits(
         )
 
 
-def _replicas(layout: Layout, workload: Workload, devices: int) -> list[Layout]:
-    """The layout under every DP that `devices` allow and every micro-batch no larger than its; `layout` itself last."""
-    most = min(devices // (layout.devices // layout.dp), workload.global_batch)
+def _replicas(layout: Layout, workload: Workload) -> list[Layout]:
+    """The layout under every DP and every micro-batch no larger than its own; `layout` itself last."""
     others = [
         layout.model_copy(update={"dp": dp, "mbs": mbs})
-        for dp in range(1, most + 1)
+        for dp in range(1, layout.dp + 1)
         for mbs in range(1, max(layout.mbs, 1) + 1)
         if workload.global_batch % dp == 0 and (dp, mbs) != (layout.dp, layout.mbs)
     ]

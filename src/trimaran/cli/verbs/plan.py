@@ -129,7 +129,7 @@ def plan(
 
         used = case.on(on_devices(case.cluster, planned.devices))
         schedule = ramp_up_schedule(
-            planned.best.layout, used, planned.objective, devices=planned.devices, mem_margin=planned.mem_margin
+            planned.best.layout, used, planned.objective, mem_margin=planned.mem_margin
         )  # fmt: skip
     expected = forecast(ranked, planned, settings, question.recovery)
     if form is OutputFormat.json:
