@@ -58,6 +58,7 @@ def layouts(draw: st.DrawFn, model: Model) -> Layout:
     schedule = draw(st.sampled_from(STACK.schedules)) if pp > 1 else "none"
     vpp = draw(st.integers(2, max(2, model.layers // pp))) if schedule == "interleaved" else 1
     kind = draw(st.sampled_from(STACK.dp_kinds))
+    recompute = draw(st.sampled_from(STACK.recomputes))
     return Layout.model_validate(
         {
             "dp": dp, "tp": tp, "cp": cp, "pp": pp, "vpp": vpp, "schedule": schedule, "dp_kind": kind,
@@ -66,8 +67,8 @@ def layouts(draw: st.DrawFn, model: Model) -> Layout:
             "mbs": draw(st.sampled_from(_micro_batches(BATCH // dp))),
             "zero_stage": 3 if kind == "fully_sharded" else draw(st.sampled_from(STACK.zero_stages)),
             "sequence_parallel": draw(st.booleans()) if tp > 1 else False,
-            "recompute": draw(st.sampled_from(STACK.recomputes)),
-            "recompute_every": draw(st.integers(1, 3)),
+            "recompute": recompute,
+            "recompute_every": draw(st.integers(1, 3)) if recompute == "full" else 1,
             "stage_split": draw(splits(model.layers, pp * vpp)),
             "placement": tuple(draw(st.permutations(("tp", "cp", "dp", "pp")))),
         }
