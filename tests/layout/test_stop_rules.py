@@ -118,6 +118,10 @@ def test_megatron_core_predicts_further_tokens_with_rotary_positions_or_none() -
     plan(model, CLUSTER, 64, devices=8, stack=TRIMARAN)
 
 
+def test_what_megatron_core_stops_at_its_graphs_stop_at_too() -> None:
+    assert set(GRAPHS.stops_at) == {*MEGATRON.stops_at, "graphs_again"}
+
+
 def test_no_plan_for_cuda_graphs_makes_their_layers_again() -> None:
     """The best was one in four layers made again, which Megatron-Core refuses beside graphs."""
     fix = {"vpp": 2, "mbs": 2, "dp": 8, "tp": 2}
