@@ -46,6 +46,23 @@ def test_ranks_of_olmo_core_that_share_a_sequence_are_stored_so(tmp_path: Path) 
     assert (row.dp, row.cp, row.tp, row.devices) == (4, 4, 2, 32)
 
 
+@pytest.mark.parametrize(
+    ("style", "kind"),
+    [
+        ("load_balancer='zig_zag', head_stride=1", "ring"),
+        ("load_balancer='llama3', head_stride=4", "all_gather"),
+        ("\n    ring=RingContextParallelStyle(load_balancer='llama3', head_stride=4),\n    uly=None,\n", "all_gather"),
+        ("\n    ring=None,\n    uly=UlyssesContextParallelStyle(),\n", "ulysses"),
+    ],
+)
+def test_how_ranks_of_olmo_core_share_a_sequence_is_stored(tmp_path: Path, style: str, kind: str) -> None:
+    """A nested style takes several lines, whose ranks were stored as replicas; each kind was stored as a ring."""
+    degree = "\n    degree=4, " if style[0] == "\n" else "degree=4, "
+    cp = f"cp_config=TransformerContextParallelConfig({degree}{style}),\n"
+    row = only(read(tmp_path, OLMO.replace("ep_config=None", cp + "ep_config=None")))
+    assert (row.dp, row.cp, row.cp_kind, row.devices) == (4, 4, kind, 32)
+
+
 def test_optimizers_of_megatron_in_several_instances_share_among_a_part(tmp_path: Path) -> None:
     arguments = {"world_size": "64", "data_parallel_size": "8", "num_distributed_optimizer_instances": "2"}
     assert {(row.dp, row.shard, row.zero_stage) for row in read(tmp_path, megatron(**arguments)).rows} == {(8, 4, 1)}

@@ -37,9 +37,10 @@ _SIZES = {
     "kv_heads": re.compile(r"\bn_kv_heads=(\d{1,9})\b"),
     "ffn_hidden": re.compile(r"FeedForwardConfig\(hidden_size=(\d{1,9})\b"),
     "seq_len": re.compile(r"\bsequence_length=(\d{1,9})\b"),
-    "tp": re.compile(r"TensorParallelConfig\(degree=(\d{1,9})\b"),
+    "tp": re.compile(r"TensorParallelConfig\(\s*degree=(\d{1,9})\b"),
     "pp": re.compile(r"PipelineParallelConfig\([^()]{0,200}?\bdegree=(\d{1,9})\b"),
-    "cp": re.compile(r"ContextParallelConfig\(degree=(\d{1,9})\b"),
+    "cp": re.compile(r"ContextParallelConfig\(\s*degree=(\d{1,9})\b"),
+    "ep": re.compile(r"ExpertParallelConfig\(\s*degree=(\d{1,9})\b"),
     "nodes": re.compile(r"\bnum_nodes=(\d{1,9})\b"),
     "devices_per_node": re.compile(r"\bnum_gpus=(\d{1,9})\b"),
 }
@@ -60,6 +61,11 @@ _WORDS: tuple[tuple[re.Pattern[str], dict[str, Cell]], ...] = (
 # (distributed/parallel/data_parallel.py, get_replicate_and_shard_degree).
 _HYBRID = re.compile(r"DataParallelConfig\(name='hsdp'[^()]{0,300}")
 _GROUPS = re.compile(r"\b(num_replicas|shard_degree)=(\d{1,9})\b")
+# How ranks that share a sequence meet all keys: by a field of its own, or since late 2025 by that of a nested style
+# (train/train_module/transformer/config.py, nn/attention/ring.py). Llama 3's way gathers keys and values.
+_CONTEXT = re.compile(r"ContextParallelConfig\(.{0,300}?(?:\bload_balancer='(\w{1,20})'|\buly=\w{1,40}\()", re.DOTALL)
+_CONTEXT_KINDS = {"zig_zag": "ring", "llama3": "all_gather", "ulysses": "ulysses", None: "ulysses"}
+_ALL_OF_A_GROUP = re.compile(r"ExpertParallelConfig\(\s*degree=-1\b")
 _OPTIMIZER = re.compile(r"\boptim=(\w{1,40})Config\(")
 _EXPERTS = re.compile(r"\b(feed_forward_moe)=(\w{1,40})")
 
@@ -147,6 +153,8 @@ def _settings(text: str) -> dict[str, Cell]:
         tokens = pattern.search(text)
         if tokens and isinstance(seq_len, int) and int(tokens[1]) % seq_len == 0:
             cells[column] = int(tokens[1]) // seq_len
+    if cells.get("cp") not in (None, 1) and (context := _CONTEXT.search(text)):
+        cells["cp_kind"] = _CONTEXT_KINDS.get(context[1])
     if optimizer := _OPTIMIZER.search(text):
         cells["optimizer"] = optimizer_cell(optimizer[1])
     nodes, per_node = cells.get("nodes"), cells.get("devices_per_node")
@@ -156,6 +164,8 @@ def _settings(text: str) -> dict[str, Cell]:
             replicas = nodes * per_node // math.prod(_degree(cells, name) for name in ("tp", "pp", "cp"))
             groups = {name: int(size) for name, size in _GROUPS.findall(hybrid[0])}
             cells["shard"] = groups.get("shard_degree") or replicas // max(1, groups.get("num_replicas", nodes))
+            if _ALL_OF_A_GROUP.search(text):
+                cells["ep"] = cells["shard"]
     return {name: value for name, value in cells.items() if value is not None}
 
 
