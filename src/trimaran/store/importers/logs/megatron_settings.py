@@ -91,7 +91,7 @@ def set_up(reading: LogReading, arguments: Mapping[str, str]) -> None:
     cells |= _attention(arguments, cells)
     cells |= _sharding(arguments)
     cells |= _groups(arguments, cells)
-    recompute, unsaid = _recompute(arguments, cells)
+    recompute, unsaid = recompute_of(arguments, cells)
     cells["recompute"] = recompute
     reading.notes += [unsaid] if unsaid else []
     if _on(arguments, "optimizer_cpu_offload"):
@@ -186,8 +186,11 @@ def _groups(arguments: Mapping[str, str], cells: Mapping[str, Cell]) -> dict[str
     return {"shard": dp // int(instances)} if dp % int(instances) == 0 else {}
 
 
-def _recompute(arguments: Mapping[str, str], cells: Mapping[str, Cell]) -> tuple[str | None, str]:
-    """The table's word, and what it cannot say; of a block of each stage's layers it can say none and all."""
+def recompute_of(arguments: Mapping[str, str], cells: Mapping[str, Cell]) -> tuple[str | None, str]:
+    """The table's word for what arguments say is computed again, and what no word says.
+
+    Of a block of each stage's layers the words can say none and all.
+    """
     granularity = arguments.get("recompute_granularity")
     method = arguments.get("recompute_method", arguments.get("activations_checkpoint_method"))
     switch = arguments.get("checkpoint_activations")

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
+from trimaran.store.importers.logs.megatron_settings import recompute_of
 from trimaran.store.importers.logs.progress_bar import BAR_NOTE, ELAPSED, seconds_of, steps_of
 from trimaran.store.importers.logs.steps import (
     LogReading,
@@ -26,15 +27,18 @@ _BAR = re.compile(
     r"\b(\d{1,9})/\d{1,9} \[[^\]]{0,60}(?:, [^\]]{0,200})?\breduced_train_loss=([^,\]]{1,20})([^\]]{0,400})\]?"
 )
 _FIELD = re.compile(
-    r"\b(global_step|consumed_samples|train_step_timing in s|TFLOPS_per_GPU)=(\d{1,12}(?:\.\d{1,6})?)(?=[,\]]|$)"
+    r"\b(global_step|consumed_samples|train_step_timing in s|TFLOPS_per_GPU|tflops_per_sec_per_gpu)="
+    r"(\d{1,12}(?:\.\d{1,6})?)(?=[,\]]|$)"
 )
 # `| 795/77225 [9:07:58<878:01:48, 41.36s/it, `: how far the bar is, when, and its mean since it began
 _CLOCK = re.compile(rf"\b(\d{{1,9}})/\d{{1,9}} \[{ELAPSED}[^,\]]{{1,20}}, {{1,4}}(\d{{1,6}}\.\d\d)(s/it|it/s)")
+# today's name of the figure, and that of 2024 (nemo/lightning/pytorch/callbacks/flops_callback.py)
+_TFLOPS = ("TFLOPS_per_GPU", "tflops_per_sec_per_gpu")
 # `Training epoch 0, iteration 1/9 | global_batch_size: 8 | global_step: 1 | reduced_train_loss: 0.66 | ...`
 _ITERATION = re.compile(r"\bTraining epoch (\d{1,6}), iteration (\d{1,9})/(\d{1,9}) \|(.{0,1000})")
 _NAMED = re.compile(
     r"\b(global_step|global_batch_size|max_memory_reserved|peak_memory_usage|reduced_train_loss|"
-    r"train_step_timing in s|TFLOPS_per_GPU): ([-+.\deE]{1,20}|nan|-?inf)(?= \||\s*$)"
+    r"train_step_timing in s|TFLOPS_per_GPU|tflops_per_sec_per_gpu): ([-+.\deE]{1,20}|nan|-?inf)(?= \||\s*$)"
 )
 # `step 1 | epoch 0 | loss 10.9521 | ... | mem 38.39 GiB | tps 132005.57(66002.79/gpu) | num_label_tokens 524288`
 _STEP = re.compile(
@@ -63,11 +67,22 @@ _COLUMNS = {
     "pp_size": "pp",
     "context_parallel_size": "cp",
     "cp_size": "cp",
+    "expert_model_parallel_size": "ep",
+    "ep_size": "ep",
+    "expert_tensor_parallel_size": "etp",
     "virtual_pipeline_model_parallel_size": "vpp",
+    "num_nodes": "nodes",
+    "devices": "devices_per_node",
 }
-_WORLD = re.compile(r"\bWorld size: (\d{1,8})\s*$")
+# of Automodel and, in Lightning's words, of NeMo
+_WORLD = re.compile(r"\bWorld size: (\d{1,8})\s*$|\bprocesses registered\. Starting with (\d{1,8}) processes")
+_VOCAB = re.compile(r"\bPadded vocab_size: (\d{1,9}),")
 _OPTIMIZER = re.compile(r"<class 'torch\.optim\.(?!lr_scheduler)\w{1,40}\.(\w{1,40})'>")
 _EXPERTS = ("num_moe_experts", "num_experts")
+# nemo/collections/nlp/parts/nlp_overrides.py and megatron_trainer_builder.py: what `model.optim.name` shares out
+_STAGES = {"distributed_fused_adam": 1, "mcore_distributed_optim": 1, "fused_adam": 0, "megatron_fused_adam": 0}
+_FSDP_STAGES = {"full": 3, "grad": 2}
+_MLPS = {"swiglu": "swiglu", "fast-swiglu": "swiglu", "squared-relu": "relu2"}
 _PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16", "32": "fp32"}
 
 
@@ -104,19 +119,24 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
     """
     reading = LogReading(begin=begin, after=begin)
     steps: dict[int, Step] = {}
+    settings: dict[str, str] = {}
     for at, line in enumerate(lines):
         step = _automodel_step(line, reading) or _iteration_step(line, reading) or _bar_step(line)
         if step is not None:
             steps.setdefault(step.iteration, step)
             reading.after = begin + at + 1
         elif world := _WORLD.search(line):
-            reading.cells["devices"] = int(world[1])
+            reading.cells["devices"] = int(world[1] or world[2])
+        elif vocab := _VOCAB.search(line):
+            reading.cells["vocab"] = int(vocab[1])
         elif "FSDP2Manager" in line:
             reading.cells |= {"dp_kind": "fully_sharded", "zero_stage": 3}
         elif optimizer := _OPTIMIZER.search(line):
             reading.cells["optimizer"] = optimizer_cell(optimizer[1])
         elif setting := _SETTING.search(line):
+            settings.setdefault(_optimizer_name(setting[1], setting[2]), setting[2])
             _setting(setting[1], setting[2], reading)
+    _set_up(settings, reading)
     reading.steps = [steps[number] for number in sorted(steps)]
     # NeMo times each step by itself (`TimingCallback`), however seldom one is logged
     reading.sampled = any(step.sec_per_it for step in reading.steps)
@@ -172,8 +192,8 @@ def _bar_step(line: str) -> Step | None:
     gbs = None
     if step is not None and samples and samples % (step + 1) == 0:
         gbs = int(samples / (step + 1))
-    seconds, tflops = fields.get("train_step_timing in s") or None, fields.get("TFLOPS_per_GPU")
-    return Step(int(found[1]), seconds, gbs, loss_of(found[2]), tflops)
+    seconds = fields.get("train_step_timing in s") or None
+    return Step(int(found[1]), seconds, gbs, loss_of(found[2]), _tflops(fields))
 
 
 def _iteration_step(line: str, reading: LogReading) -> Step | None:
@@ -189,7 +209,11 @@ def _iteration_step(line: str, reading: LogReading) -> Step | None:
         reading.mem_gib_by_rank[0] = max(reserved / 2**30, reading.mem_gib_by_rank.get(0, 0.0))
     # iterations are of an epoch, whose last is the training's where it has no other
     reading.planned = int(match[3]) if int(match[1]) == 0 else None
-    return Step(int(number), seconds or None, int(gbs) if gbs else None, loss, fields.get("TFLOPS_per_GPU"))
+    return Step(int(number), seconds or None, int(gbs) if gbs else None, loss, _tflops(fields))
+
+
+def _tflops(fields: Mapping[str, float]) -> float | None:
+    return next((fields[name] for name in _TFLOPS if name in fields), None)
 
 
 def _time_by_bar(lines: Sequence[str], reading: LogReading) -> None:
@@ -206,6 +230,30 @@ def _time_by_bar(lines: Sequence[str], reading: LogReading) -> None:
     if any(times.values()):
         reading.steps = [replace(step, sec_per_it=times.get(step.iteration)) for step in reading.steps]
         reading.notes.append(BAR_NOTE)
+
+
+def _optimizer_name(name: str, value: str) -> str:
+    """The name of a setting; that of an optimizer is `name` alone, as those of other sections are."""
+    return "optim" if name == "name" and value in _STAGES else name
+
+
+def _set_up(settings: Mapping[str, str], reading: LogReading) -> None:
+    """State what settings say beside each other: arithmetic, shards, MLP, and what is computed again."""
+    cells = reading.cells
+    if settings.get("fp8") == "true":
+        cells["precision"] = "mxfp8" if settings.get("fp8_recipe") == "mxfp8" else "fp8"
+    if (optimizer := settings.get("optim")) is not None:
+        cells["optimizer"] = "adam"
+        sharded = settings.get("fsdp") == "true"
+        stage = _FSDP_STAGES.get(settings.get("fsdp_sharding_strategy", "")) if sharded else _STAGES[optimizer]
+        cells |= {} if stage is None else {"zero_stage": stage}
+    if (mlp := _MLPS.get(settings.get("activation", ""))) is not None:
+        cells["mlp"] = mlp
+    named = {name: "None" if value == "null" else value for name, value in settings.items()}
+    if (granularity := named.get("activations_checkpoint_granularity")) is not None:
+        recompute, unsaid = recompute_of({**named, "recompute_granularity": granularity}, cells)
+        cells |= {} if recompute is None else {"recompute": recompute}
+        reading.notes += [unsaid] if unsaid else []
 
 
 def _setting(name: str, value: str, reading: LogReading) -> None:
