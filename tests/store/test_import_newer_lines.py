@@ -23,6 +23,17 @@ def nanotron(number: int, seconds: float) -> str:
     )
 
 
+def test_nanotron_of_late_2025_says_its_batch_below_the_words_of_its_start(tmp_path: Path) -> None:
+    """Its batch was not stated, as each line of a step has it in tokens."""
+    start = (
+        f"{NANOTRON}Start training\n{NANOTRON}mbs: 4 | grad_accum: 8 | cp: 2 | sequence_length: 1024 | "
+        "global_batch_size: 512 | train_steps: 30 | start_iteration_step: 0 | consumed_tokens_total: 0\n"
+    )
+    given = {"layers": 12, "hidden": 768, "heads": 12, "vocab": 50257}
+    (row,) = read_bare(tmp_path, start + nanotron(1, 9.0) + nanotron(2, 2.0), **given).rows
+    assert (row.gbs, row.mbs, row.seq_len, row.cp, row.cp_kind) == (512, 4, 1024, 2, "all_gather")
+
+
 def test_nanotron_of_2025_names_its_time_otherwise_and_its_batch_in_tokens(tmp_path: Path) -> None:
     """No line of it was recognised, and under a printed configuration half a million sequences were the batch."""
     start = (

@@ -42,11 +42,10 @@ _WORDS: dict[str, dict[str, Cell]] = {
     "recompute_layer=True": {"recompute": "full"},
 }
 _EXPERTS = re.compile(r"\b(expert_parallel_size|num_local_experts|moe_num_experts)=(\d{1,6})\b")
-# What a training says of its batch where its config is not printed, in sequences.
-_START = re.compile(
-    r"\[Start training\].{0,80}\bmbs: (\d{1,9}) \|.{0,60}?\bglobal_batch_size: (\d{1,9}) \|"
-    r".{0,60}?\bsequence_length: (\d{1,9})\b"
-)
+# What a training says of its batch, in sequences; until 2025 behind `[Start training]`, and in another order.
+_START = re.compile(r"\bmbs: \d{1,9} \| grad_accum: \d{1,9} \|")
+_STARTED = re.compile(r"\b(mbs|cp|global_batch_size|sequence_length): (\d{1,9})(?= \||\s*$)")
+_STARTED_COLUMNS = {"mbs": "mbs", "cp": "cp", "global_batch_size": "gbs", "sequence_length": "seq_len"}
 _RESERVED = re.compile(r"\bPeak reserved: (\d{1,9}(?:\.\d{1,6})?)MiB")
 _TIME, _TIME_TODAY = "elapsed_time_per_iteration_ms", "time_per_iteration_ms"
 _LOST = re.compile(r"\blm_loss: (?:nan|-?inf)\b")
@@ -91,7 +90,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
 
 def _begins(line: str) -> bool:
     """Whether a training tells of its start: it prints its config, or says what it is about to do."""
-    return "ParallelismArgs(" in line or "[Start training]" in line
+    return "ParallelismArgs(" in line or "[Start training]" in line or _START.search(line) is not None
 
 
 def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
@@ -159,9 +158,9 @@ def _settings(line: str, reading: LogReading) -> set[str]:
         for column, cell in named.items():
             if cell is not None:
                 reading.cells.setdefault(column, cell)
-    if start := _START.search(line):
-        for column, value in zip(("mbs", "gbs", "seq_len"), start.groups(), strict=True):
-            reading.cells.setdefault(column, int(value))
+    if _START.search(line):
+        for name, value in _STARTED.findall(line):
+            reading.cells.setdefault(_STARTED_COLUMNS[name], int(value))
     if reserved := _RESERVED.search(line):
         reading.mem_gib_by_rank[0] = max(float(reserved[1]) / 2**10, reading.mem_gib_by_rank.get(0, 0.0))
     for trait, count in _EXPERTS.findall(line):
