@@ -24,6 +24,7 @@ INTERRUPTED = """^CTraceback (most recent call last):
 [rank1]:   File "pretrain_gpt.py", line 198, in <module>
 KeyboardInterrupt
 """
+TAGGED = "".join(f"[prterun-n1-629@1,1]<stderr>: {line}\n" for line in INTERRUPTED.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,7 @@ KeyboardInterrupt
         (f"{CANCELLED} ***\n{SIGNALLED.format(15)}", "the run was cancelled"),
         (SIGNALLED.format(2), "a signal ended the run"),
         (INTERRUPTED, "Ctrl-C ended the run"),
+        (TAGGED, "Ctrl-C ended the run"),
     ],
 )
 def test_a_run_that_somebody_stopped_is_as_good_as_any(tmp_path: Path, last: str, note: str) -> None:

@@ -84,6 +84,7 @@ def test_what_is_no_log_is_told_with_the_way_out(tmp_path: Path) -> None:
         "2024-05-01T12:00:00.123456789Z ",
         "[2024-05-01 12:00:00] ", "node-3: [default7]:", "May 01 12:00:00 node01 python[123]: ",
         "\x1b[36m(RayTrainWorker pid=123, ip=10.0.0.1)\x1b[0m ",
+        "[prterun-node-1-100629@1,3]<stdout>: ", "\x1b[36m(worker1, rank=1, pid=4112, ip=10.0.0.2)\x1b[0m ",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)

@@ -30,12 +30,13 @@ CUT = REPLACED + "..."
 _LOOKED_AT = 4096
 # A log must not steer the reader's terminal.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]")
-# What launchers put before each line: torchrun's tee, srun --label, mpirun --tag-output, kubectl logs with --prefix and
-# --timestamps, Ray.
+# What launchers put before each line: torchrun's tee, srun --label, mpirun --tag-output of Open MPI 4 and 5, kubectl
+# logs with --prefix and --timestamps, Ray, SkyPilot.
 # `[rank0]:` stays, since torchtitan's memory is told by it, and so does a time that a trainer prints itself.
 _PREFIXES = re.compile(
-    r"^(?:\[default\d{1,6}\]:|[ ]{0,6}\d{1,6}: |\[\d{1,9},\d{1,9}\]<std(?:out|err)>: ?|\[pod/[^\]\s]{1,300}\] "
-    r"|\([\w.]{1,80} pid=\d{1,9}[^)\n]{0,80}\) |\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) )+",
+    r"^(?:\[default\d{1,6}\]:|[ ]{0,6}\d{1,6}: |\[(?:[\w.-]{1,120}@)?\d{1,9},\d{1,9}\]<std(?:out|err)>: ?"
+    r"|\[pod/[^\]\s]{1,300}\] |\([\w.-]{1,80}(?:, rank=\d{1,7})?,? pid=\d{1,9}[^)\n]{0,80}\) "
+    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) )+",
     re.MULTILINE,
 )
 # What a network file system leaves where a node died before its lines were written.
