@@ -118,6 +118,25 @@ def test_a_log_of_composer_is_timed_by_samples_where_batches_a_second_have_two_d
     assert (row.tp, row.pp) == (None, None) and "window of the speed monitor" in (row.notes or "")
 
 
+@pytest.mark.parametrize(
+    ("said", "shares"),
+    [
+        ("HYBRID_SHARD\nnum_gpus_per_node: 8", (3, "fully_sharded", 8)),
+        ("HYBRID_SHARD\ndata_parallel_shard_degree: 4", (3, "fully_sharded", 4)),
+        ("_HYBRID_SHARD_ZERO2\nnum_gpus_per_node: 8", (2, "fully_sharded", 8)),
+        ("HYBRID_SHARD", (None, None, None)),
+    ],
+)
+def test_replicas_of_composer_that_share_within_a_node_are_stored_so(
+    tmp_path: Path, said: str, shares: tuple[int | None, str | None, int | None]
+) -> None:
+    """What they share was left open; where nothing says how many share it, it still is."""
+    text = COMPOSER.replace("num_gpus_per_node: 8\n", "").replace("FULL_SHARD", said)
+    text += "".join(BATCH.format("", n + 1, 9, n, 1024 * n, 9.5 - n, 2.733) for n in (1, 2, 3))
+    (row,) = rows(tmp_path, text, "composer")
+    assert (row.zero_stage, row.dp_kind, row.shard) == shares
+
+
 def test_epochs_of_composer_are_one_training_and_batches_that_come_again_a_further_start(tmp_path: Path) -> None:
     epochs = [("epoch=1][", 2, 3, 1), ("epoch=1][", 3, 3, 2), ("epoch=2][", 1, 3, 3), ("epoch=2][", 2, 3, 4)]
     text = COMPOSER + "".join(BATCH.format(e, n, of, done, 64 * done, 5.0, 32) for e, n, of, done in epochs)

@@ -35,6 +35,7 @@ _COLUMNS = {
     "global_train_batch_size": "gbs",
     "num_nodes": "nodes",
     "num_gpus_per_node": "devices_per_node",
+    "data_parallel_shard_degree": "shard",
 }
 _PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8": "fp8"}
 _WORDS: dict[tuple[str, str], dict[str, Cell]] = {
@@ -44,6 +45,8 @@ _WORDS: dict[tuple[str, str], dict[str, Cell]] = {
     ("activation_checkpointing", "true"): {"recompute": "full"},
     ("activation_checkpointing", "false"): {"recompute": "none"},
 }
+# Weights are shared out within a node, unless a degree is stated (torch/distributed/fsdp, ShardingStrategy).
+_HYBRIDS = {"HYBRID_SHARD": 3, "_HYBRID_SHARD_ZERO2": 2}
 _LOSS = "loss/train/total"
 _GIB_PER_GB = 1e9 / 2**30
 
@@ -96,6 +99,10 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
         hidden, ratio = reading.cells.get("hidden"), reading.cells.pop("expansion", None)
         if isinstance(hidden, int) and isinstance(ratio, int):
             reading.cells["ffn_hidden"] = hidden * ratio
+        stage = reading.cells.pop("hybrid", None)
+        shard = reading.cells.pop("shard", reading.cells.get("devices_per_node", given.get("devices_per_node")))
+        if stage is not None and shard is not None:
+            reading.cells |= {"zero_stage": stage, "dp_kind": "fully_sharded", "shard": shard}
     return drafts_of_trainings(trainings, lines, given)
 
 
@@ -155,6 +162,8 @@ def _stated(name: str, value: str) -> dict[str, Cell]:
         return {_COLUMNS[name]: stated_cell(_COLUMNS[name], value)} if value.isdecimal() else {}
     if name == "expansion_ratio":
         return {"expansion": int(value[:9])} if value.isdecimal() else {}
+    if name == "sharding_strategy" and value in _HYBRIDS:
+        return {"hybrid": _HYBRIDS[value]}
     if name == "precision":
         return {"precision": _PRECISIONS[value]} if value in _PRECISIONS else {}
     if name == "name":
