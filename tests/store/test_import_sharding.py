@@ -63,6 +63,30 @@ def test_how_ranks_of_olmo_core_share_a_sequence_is_stored(tmp_path: Path, style
     assert (row.dp, row.cp, row.cp_kind, row.devices) == (4, 4, kind, 32)
 
 
+@pytest.mark.parametrize(
+    ("said", "schedule", "chunks"),
+    [
+        ("schedule='1F1B', style=None, split_points=None", "1f1b", 1),
+        ("schedule='Interleaved1F1B', style=None, split_points=None", "interleaved", 2),
+        ("schedule='Interleaved1F1B', split_points=[2, 6, 10, 14, 18, 22, 26]", "interleaved", 4),
+        ("schedule='ZBVZeroBubble', style='v', split_points=None", "zbv", 2),
+    ],
+)
+def test_a_pipeline_of_olmo_core_is_stored_with_its_schedule_and_chunks(
+    tmp_path: Path, said: str, schedule: str, chunks: int
+) -> None:
+    """Each was stored as 1F1B of one chunk a rank."""
+    pp = f"pp_config=TransformerPipelineParallelConfig(degree=2, {said}),\n"
+    row = only(read(tmp_path, OLMO.replace("ep_config=None", pp + "ep_config=None")))
+    assert (row.dp, row.pp, row.schedule, row.vpp) == (8, 2, schedule, chunks)
+
+
+def test_a_schedule_of_olmo_core_that_no_word_says_refuses_the_row(tmp_path: Path) -> None:
+    pp = "pp_config=TransformerPipelineParallelConfig(degree=2, schedule='LoopedBFS', style=None),\n"
+    (refused,) = read(tmp_path, OLMO.replace("ep_config=None", pp + "ep_config=None")).refused
+    assert "the pipeline schedule is LoopedBFS: only 1F1B, GPipe" in refused
+
+
 def test_optimizers_of_megatron_in_several_instances_share_among_a_part(tmp_path: Path) -> None:
     arguments = {"world_size": "64", "data_parallel_size": "8", "num_distributed_optimizer_instances": "2"}
     assert {(row.dp, row.shard, row.zero_stage) for row in read(tmp_path, megatron(**arguments)).rows} == {(8, 4, 1)}

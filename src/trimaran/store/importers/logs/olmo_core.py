@@ -65,6 +65,12 @@ _GROUPS = re.compile(r"\b(num_replicas|shard_degree)=(\d{1,9})\b")
 # (train/train_module/transformer/config.py, nn/attention/ring.py). Llama 3's way gathers keys and values.
 _CONTEXT = re.compile(r"ContextParallelConfig\(.{0,300}?(?:\bload_balancer='(\w{1,20})'|\buly=\w{1,40}\()", re.DOTALL)
 _CONTEXT_KINDS = {"zig_zag": "ring", "llama3": "all_gather", "ulysses": "ulysses", None: "ulysses"}
+# Schedules by PyTorch's names; those of several stages a rank have two unless splits are stated
+# (distributed/parallel/pipeline_parallel.py; get_split_points of train/train_module/transformer/config.py).
+_PIPELINE = re.compile(r"PipelineParallelConfig\([^()]{0,300}?\bschedule='(\w{1,40})'([^()]{0,2000})")
+_SCHEDULES = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved", "ZBVZeroBubble": "zbv"}
+_SINGLE = ("1F1B", "GPipe")
+_SPLITS = re.compile(r"\bsplit_points=\[([\d,\s]{1,1000})\]")
 _ALL_OF_A_GROUP = re.compile(r"ExpertParallelConfig\(\s*degree=-1\b")
 _OPTIMIZER = re.compile(r"\boptim=(\w{1,40})Config\(")
 _EXPERTS = re.compile(r"\b(feed_forward_moe)=(\w{1,40})")
@@ -101,6 +107,7 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
     reading = LogReading(cells=_settings(text), begin=begin, after=begin)
     if (experts := _EXPERTS.search(text)) and experts[2] != "None":
         reading.mixture = mixture(experts[1], experts[2])
+    _pipeline(text, reading)
     gbs = reading.cells.get("gbs")
     clocked: list[tuple[int, float | None, dict[str, float]]] = []
     for at, line in enumerate(lines):
@@ -137,6 +144,20 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
     if by_clock:
         reading.notes.append("sec_per_it from the clock of the log's lines, evaluations and checkpoints included")
     return reading
+
+
+def _pipeline(text: str, reading: LogReading) -> None:
+    """State schedule and chunks of a pipeline; one that no word says refuses the row."""
+    stages, pipeline = _degree(reading.cells, "pp"), _PIPELINE.search(text)
+    if stages == 1 or pipeline is None:
+        return
+    name = pipeline[1]
+    if name not in _SCHEDULES:
+        reading.refusal = f"the pipeline schedule is {name}: only {', '.join(_SCHEDULES)} can be said in a row"
+        return
+    splits = _SPLITS.search(pipeline[2])
+    chunks = len(re.findall(r"\d+", splits[1])) + 1 if splits else stages * (1 if name in _SINGLE else 2)
+    reading.cells |= {"schedule": _SCHEDULES[name], "vpp": chunks // stages}
 
 
 def _settings(text: str) -> dict[str, Cell]:
