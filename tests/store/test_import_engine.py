@@ -65,6 +65,35 @@ def test_what_deepspeed_keeps_on_a_disk_is_refused_by_its_word(tmp_path: Path) -
     assert found.rows == () and "offload is 'nvme'" in found.refused[0]
 
 
+def dump(said: str) -> str:
+    """The dump with one more line."""
+    text = DUMP.replace("OPTIMIZER", "none").replace("WEIGHTS", "none")
+    line = f"{STAMP}[config.py:1003:print]   {said}\n"
+    return HEADER.format(10) + text.replace(f"{STAMP}[config.py:989", f"{line}{STAMP}[config.py:989") + STEPS
+
+
+@pytest.mark.parametrize(("size", "shard"), [("-1", None), ("2", 2)])
+def test_replicas_of_deepspeed_that_share_in_groups_are_stored_so(tmp_path: Path, size: str, shard: int | None) -> None:
+    """Under MiCS they were stored as sharing among all."""
+    row = only(read(tmp_path, dump(f"mics_shard_size .............. {size}")), "hugging-face")
+    assert (row.dp, row.zero_stage, row.dp_kind, row.shard) == (4, 3, "fully_sharded", shard)
+
+
+@pytest.mark.parametrize("said", ["zero_hpz_partition_size=2", "zero_quantized_gradients=True", ""])
+def test_zero_plus_plus_is_refused_by_its_word(tmp_path: Path, said: str) -> None:
+    """Its times were those of ZeRO-3."""
+    plain = "zero_config .................. stage=3 contiguous_gradients=True reduce_scatter=True "
+    plain += "model_persistence_threshold=9223372036854775807 param_persistence_threshold=100000 legacy_stage1=False "
+    plain += "gather_16bit_weights_on_model_save=False zero_hpz_partition_size=1 zero_quantized_gradients=False"
+    name = said.partition("=")[0]
+    text = " ".join(said if name and word.startswith(name) else word for word in plain.split(" "))
+    found = read(tmp_path, dump(text))
+    if said:
+        assert found.rows == () and f"dp_kind is '{said}'" in found.refused[0]
+    else:
+        assert only(found, "hugging-face").dp_kind == "fully_sharded"
+
+
 def test_a_device_without_memory_of_its_own_leaves_its_row_without_memory(tmp_path: Path) -> None:
     """On CPUs the engine prints MaxMemAllocated=0.0GB, for which the row was refused."""
     timer = "[INFO] [timer.py:260:stop] epoch=0/micro_step={0}/global_step={0}, RunningAvgSamplesPerSec=32.1, "

@@ -19,7 +19,7 @@ from trimaran.store.importers.text import clock_of, loss_of
 # the name leaves them no room: `train_micro_batch_size_per_gpu  4`; the JSON below is since 2022 of
 # a function of its own
 _SETTING = re.compile(
-    r"\[config\.py:\d{1,5}:print(?:_user_config)?\]\s{1,9}([a-z]\w{1,60})(?: \.{1,40})? {1,9}(\S.{0,200}?)\s*$"
+    r"\[config\.py:\d{1,5}:print(?:_user_config)?\]\s{1,9}([a-z]\w{1,60})(?: \.{1,40})? {1,9}(\S.{0,4000})$"
 )
 _MOST_JSON_LINES = 2000
 # What Python's JSON calls otherwise; accelerate prints a line every `inf` steps.
@@ -29,6 +29,8 @@ _BASIC = re.compile(r"\bDeepSpeed Basic Optimizer = (\w{1,60})")
 # What ZeRO keeps elsewhere, with the deprecated name of each; the first includes the second.
 _OFFLOADS = (("offload_param", "cpu_offload_param", "weights"), ("offload_optimizer", "cpu_offload", "optimizer"))
 _STAGE = re.compile(r"\bstage[\"']?[=:] ?(\d)\b")
+# ZeRO++: a second copy of weights within a node, and what is sent in 8 or 4 bit; no word of the table says either.
+_PLUS_PLUS = re.compile(r"\b(zero_hpz_partition_size=(?!1\b)\d{1,7}|zero_quantized_(?:weights|gradients)=True)")
 # `epoch=0/micro_step=40/global_step=10, RunningAvgSamplesPerSec=25.0, CurrSamplesPerSec=25.7, ...`; until December 2022
 # `0/40, ...` of epoch and micro-step, whose rate is that of one micro-step
 _STEP = re.compile(r"(?:\bglobal_step=|:stop\] (\d{1,6}/))(\d{1,9}), .{0,80}CurrSamplesPerSec=(\d{1,9}(?:\.\d{1,20})?)")
@@ -60,7 +62,7 @@ def settings(lines: Sequence[str]) -> dict[str, Cell]:
     config: dict[str, Any] = {}
     for at, line in enumerate(lines):
         if is_engine_setting(line) and (setting := _SETTING.search(line)):
-            stated[setting[1]] = setting[2]
+            stated[setting[1]] = setting[2].rstrip()
             config = _json_below(lines, at) if setting[1] == "json" else config
         elif "Basic Optimizer" in line and (basic := _BASIC.search(line)):
             stated["basic_optimizer"] = basic[1]
@@ -75,6 +77,8 @@ def settings(lines: Sequence[str]) -> dict[str, Cell]:
         or optimizer_cell(stated.get("basic_optimizer")),
         "precision": _precision(stated, config),
         "offload": _offload(config) if stage not in (None, "0") else None,
+        "dp_kind": _found(_PLUS_PLUS, stated.get("zero_config", "")) if stage == "3" else None,
+        "shard": (_count(stated.get("mics_shard_size")) or None) if stage == "3" else None,
     }
     return {name: value for name, value in cells.items() if value is not None}
 
