@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from trimaran.nouns.columns import Cell
 from trimaran.store.importers.draft import Draft
 from trimaran.store.importers.logs.deepspeed import is_engine_setting
+from trimaran.store.importers.logs.megatron_bridge import arguments_at, is_configuration
 from trimaran.store.importers.logs.megatron_settings import NAMES, set_up, stack_of
 from trimaran.store.importers.logs.steps import LogReading, Step, drafts_of_trainings, mixture
 from trimaran.store.importers.text import clock_of, number_of
@@ -66,6 +67,7 @@ def recognises(text: str) -> bool:
     return any(
         ("elapsed" in line and (step := _step(line)) is not None and step.sec_per_it is not None)
         or ("tensor_model_parallel_size ..." in line and _ARGUMENT.search(line))
+        or is_configuration(line)
         for line in text.split("\n")
     )
 
@@ -75,6 +77,7 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
     lines = text.split("\n")
     deepspeed = _DEEPSPEED.search(text) is not None
     trainings = [_Training(LogReading())]
+    configured = arguments_at(lines)
     for at, line in enumerate(lines):
         reading, arguments = trainings[-1].reading, trainings[-1].arguments
         if (step := _step(line)) is not None:
@@ -90,17 +93,17 @@ def read(text: str, given: Mapping[str, Cell]) -> list[Draft]:
                 reading.cells["seq_len"] = int(length[1])
             if _EXPERTS_LOSS.search(line):
                 trainings[-1].mixture = mixture("load_balancing_loss", "logged")
+        elif at in configured:
+            _not_begun(trainings, at).arguments |= configured[at]
         elif not is_engine_setting(line) and (argument := _argument(line)):
             name, value = argument
             if reading.steps and name in arguments:
                 trainings.append(_Training(LogReading(begin=at, after=at)))
             trainings[-1].arguments[name] = value
-        elif vocab := _VOCAB.search(line):
-            reading.cells["vocab"] = int(vocab[1])
         elif world := _WORLD.search(line):
             _not_begun(trainings, at).reading.cells |= _degrees(world[0])
         else:
-            _add_memory(line, reading.mem_gib_by_rank)
+            _add_size(line, reading)
     for training in trainings:
         training.finish(deepspeed)
     return drafts_of_trainings([training.reading for training in trainings], lines, given)
@@ -113,8 +116,11 @@ def _not_begun(trainings: list[_Training], at: int) -> _Training:
     return trainings[-1]
 
 
-def _add_memory(line: str, gib_by_rank: dict[int, float]) -> None:
-    """The most that each rank had reserved, where a line says so."""
+def _add_size(line: str, reading: LogReading) -> None:
+    """The vocabulary, and the most that each rank had reserved, where a line says so."""
+    if vocab := _VOCAB.search(line):
+        reading.cells["vocab"] = int(vocab[1])
+    gib_by_rank = reading.mem_gib_by_rank
     for rank, unit, reserved in _MEMORY.findall(line) if "memory (" in line else ():
         gib_by_rank[int(rank)] = max(float(reserved) * _GIB[unit], gib_by_rank.get(int(rank), 0.0))
 

@@ -80,8 +80,9 @@ def set_up(reading: LogReading, arguments: Mapping[str, str]) -> None:
         cells["kv_heads"] = None
     if arguments.get("swiglu") in ("True", "False"):
         cells["mlp"] = "swiglu" if _on(arguments, "swiglu") else None
-    if _on(arguments, "squared_relu"):
-        cells["mlp"] = "relu2"
+    for name, mlp in {"geglu": "geglu", "squared_relu": "relu2"}.items():
+        if _on(arguments, name):
+            cells["mlp"] = mlp
     if cells.get("pp") == 0:  # GPT-NeoX's word for none
         cells["pp"] = 1
     interleaved = isinstance(cells.get("vpp"), int) and arguments.get("virtual_pipeline_model_parallel_size") != "None"
