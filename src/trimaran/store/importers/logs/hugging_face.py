@@ -27,6 +27,7 @@ from trimaran.store.importers.logs.steps import (
     mixture,
     optimizer_cell,
     parts_of,
+    trained_in_part,
 )
 from trimaran.store.importers.text import loss_of, number_of
 
@@ -185,6 +186,7 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
     for at, line in enumerate(lines):
         if _START in line or _ENTRY.search(line) or _BAR.search(line):
             reading.after = begin + at + 1
+    reading.refusal = trained_in_part(lines[: reading.after - begin])
     if memory := [float(gib) for line in lines if "'memory/" in line for gib in _MEMORY.findall(line)]:
         reading.mem_gib_by_rank[0] = max(memory)
         reading.notes.append("memory is the most that PyTorch had in use")

@@ -108,6 +108,8 @@ def _arguments(sections: dict[str, dict[str, str]]) -> dict[str, str]:
                 arguments["seq_length"] = value
             elif name not in ("seq_length", "sequence_length"):
                 arguments[_NAMES.get(name, name)] = value
+    if scheme := sections.get("peft", {}).get("_target_", ""):
+        arguments["peft"] = scheme.rpartition(".")[2]
     # a summary does not tell the activation, which takes as long in a gated MLP
     activation = arguments.get("activation_func", "silu").rpartition(".")[2]
     if arguments.get("gated_linear_unit") == "True":

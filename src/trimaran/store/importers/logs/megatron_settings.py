@@ -61,6 +61,7 @@ _UNSAID = {
     "experimental_attention_variant": "no row can say such an attention",
     "hybrid_attention_enabled": "no row can say attention that differs from layer to layer",
     "heterogeneous_layers_config_path": "no row can say layers of several shapes",
+    "peft": "no row can say that adapters alone are trained",
 }
 # What a model of the catalogue may have, and no column can say of another.
 _ONLY_NAMED = ("mtp_num_layers", "window_size")

@@ -19,6 +19,7 @@ from trimaran.store.importers.logs.steps import (
     optimizer_cell,
     parts_of,
     stated_cell,
+    trained_in_part,
 )
 from trimaran.store.importers.text import clock_of, loss_of, number_of
 
@@ -137,6 +138,7 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
             settings.setdefault(_optimizer_name(setting[1], setting[2]), setting[2])
             _setting(setting[1], setting[2], reading)
     _set_up(settings, reading)
+    reading.refusal = trained_in_part(lines[: reading.after - begin])
     reading.steps = [steps[number] for number in sorted(steps)]
     # NeMo times each step by itself (`TimingCallback`), however seldom one is logged
     reading.sampled = any(step.sec_per_it for step in reading.steps)

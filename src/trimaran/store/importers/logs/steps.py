@@ -14,7 +14,7 @@ from trimaran.nouns.columns import BY_NAME, Cell, parse_cell
 from trimaran.nouns.stack import Optimizer
 from trimaran.store.importers.calculators import fitting_formulas, resolve_family
 from trimaran.store.importers.draft import Draft
-from trimaran.store.importers.text import clock_of
+from trimaran.store.importers.text import clock_of, number_of
 
 _EVIDENCE_LINES, _EVIDENCE_WIDTH = 40, 500
 # The share of the intervals between logged steps that makes one the usual one.
@@ -266,6 +266,27 @@ def mixture(trait: str, value: str) -> str:
         f"{trait} is {value[:40]}: the model is a mixture of experts, of which the log says too little: give --model, "
         f"or --set experts=..., top_k=... and moe_ffn_hidden=..."
     )
+
+
+# The share of weights that is trained, as PEFT, NeMo's Automodel and ms-swift tell it; less than the second is a part.
+_TRAINED = re.compile(
+    r"\btrainable params: ([\d,]{1,20}) \|\| all params: ([\d,]{1,20})"
+    r"|\bTrainable parameters percentage: (\d{1,3}\.\d{1,6})%|\bM Trainable \[(\d{1,3}\.\d{1,6})%\]"
+)
+_ALL_PERCENT = 99.5
+
+
+def trained_in_part(lines: Sequence[str]) -> str:
+    """Why a log gives no row where its lines say that adapters, or some of the weights, are trained; else nothing."""
+    for line in lines:
+        told = _TRAINED.search(line) if "rainable" in line else None
+        if told is None:
+            continue
+        some, of = ((number_of(told[group]) or 0.0) for group in (1, 2))
+        percent = 100.0 * some / of if of else float(told[3] or told[4] or 100.0)
+        if percent < _ALL_PERCENT:
+            return f"{percent:.3g}% of its weights are trained, which no row can say: import a run that trains them all"
+    return ""
 
 
 # In names of Adam's kin that keep other moments: of 8 or 4 bit (bitsandbytes, torchao), of one bit on its way
