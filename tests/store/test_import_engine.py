@@ -94,6 +94,25 @@ def test_zero_plus_plus_is_refused_by_its_word(tmp_path: Path, said: str) -> Non
         assert only(found, "hugging-face").dp_kind == "fully_sharded"
 
 
+@pytest.mark.parametrize("world", ["4", "4.0"])
+def test_ranks_of_deepspeed_that_share_a_sequence_are_stored_so(tmp_path: Path, world: str) -> None:
+    """A run on 8 devices was stored as one on 4. The engine divides its world by them, as Python divides."""
+    text = dump("zero_enabled ................. True").replace(
+        '"steps_per', '"sequence_parallel_size": 2,\n    "steps_per'
+    )
+    text = text.replace("world_size ................... 4", f"world_size ................... {world}")
+    row = only(read(tmp_path, text), "hugging-face")
+    assert (row.dp, row.cp, row.cp_kind, row.tp, row.pp, row.devices) == (4, 2, "ulysses", 1, 1, 8)
+
+
+def test_ranks_of_deepspeed_that_share_tensors_are_stored_so(tmp_path: Path) -> None:
+    """TP was stored as 1; whether the engine's world has these ranks in it, its lines do not say."""
+    text = dump("zero_enabled ................. True")
+    text = text.replace('"steps_per', '"tensor_parallel": {\n        "autotp_size": 2\n    },\n    "steps_per')
+    row = only(read(tmp_path, text), "hugging-face")
+    assert (row.tp, row.pp, row.devices) == (2, None, None)
+
+
 def test_a_device_without_memory_of_its_own_leaves_its_row_without_memory(tmp_path: Path) -> None:
     """On CPUs the engine prints MaxMemAllocated=0.0GB, for which the row was refused."""
     timer = "[INFO] [timer.py:260:stop] epoch=0/micro_step={0}/global_step={0}, RunningAvgSamplesPerSec=32.1, "

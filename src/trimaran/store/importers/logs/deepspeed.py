@@ -66,11 +66,17 @@ def settings(lines: Sequence[str]) -> dict[str, Cell]:
             config = _json_below(lines, at) if setting[1] == "json" else config
         elif "Basic Optimizer" in line and (basic := _BASIC.search(line)):
             stated["basic_optimizer"] = basic[1]
+    # ranks that share a sequence are no replicas; whether those that share tensors are counted as such, no line says
+    sequences, tensors = config.get("sequence_parallel_size"), _within(config, "tensor_parallel", "autotp_size")
+    world = stated.get("world_size", "").removesuffix(".0")
     stage = stated.get("zero_optimization_stage") or _found(_STAGE, stated.get("zero_config", ""))
     cells: dict[str, Cell] = {
         "gbs": _count(stated.get("train_batch_size")),
         "mbs": _count(stated.get("train_micro_batch_size_per_gpu")),
-        "dp": _count(stated.get("world_size")),
+        "dp": None if _many(tensors) else _count(world),
+        "tp": _many(tensors),
+        "cp": _many(sequences),
+        "cp_kind": "ulysses" if _many(sequences) else None,
         "zero_stage": _count(stage),
         "optimizer": optimizer_cell(stated.get("optimizer_name"))
         or optimizer_cell(str(_within(config, "optimizer", "type")))
@@ -207,6 +213,11 @@ def _precision(stated: Mapping[str, str], config: Mapping[str, Any]) -> str | No
 def _found(pattern: re.Pattern[str], text: str) -> str | None:
     match = pattern.search(text)
     return match[1] if match else None
+
+
+def _many(size: object) -> int | None:
+    """How many ranks share something, where they are several."""
+    return size if isinstance(size, int) and size > 1 else None
 
 
 def _count(text: str | None) -> int | None:
