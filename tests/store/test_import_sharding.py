@@ -29,6 +29,20 @@ def test_replicas_of_torchtitan_that_share_among_a_part_are_stored_so(tmp_path: 
 
 
 @pytest.mark.parametrize(
+    ("said", "kind"),
+    [("", "all_gather"), ("'allgather'", "all_gather"), ("'alltoall'", "ring"), ('"alltoall"', "ring")],
+)
+def test_how_ranks_of_torchtitan_share_a_sequence_is_stored(tmp_path: Path, said: str, kind: str) -> None:
+    """Each was stored as a ring, which torchtitan makes only where it is asked to."""
+    mesh = "Building 3-D device mesh with ['dp_shard', 'cp', 'tp'], [2, 2, 2]"
+    config = f"[titan] 2025-01-01 10:00:00,000 - root - INFO - {{'context_parallel_rotate_method': {said}}}\n"
+    text = TITAN.replace("Building 3-D device mesh with ['pp', 'dp_shard', 'tp'], [1, 4, 2]", mesh)
+    assert [row.cp_kind for row in read(tmp_path, (config if said else "") + text, **LLAMA).rows] == [kind]
+    (alone,) = read(tmp_path, config + TITAN, **LLAMA).rows
+    assert (alone.cp, alone.cp_kind) == (1, None)
+
+
+@pytest.mark.parametrize(
     ("said", "shard"),
     [("num_replicas=None", 4), ("num_replicas=2", 8), ("num_replicas=None, shard_degree=2", 2)],
 )

@@ -47,6 +47,10 @@ _SCHEDULES = {
     "dualpipev": "dualpipev",
 }  # fmt: skip
 _BUILT = re.compile(r"size: [\d,]{1,20} total parameters")
+# How ranks that share a sequence meet all keys, where a configuration is printed; they gather them by default, and in
+# 0.3 always (torchtitan/config/job_config.py, 0.2.2; torchtitan/distributed/context_parallel/api.py, 0.3.0).
+_ROTATED = re.compile(r"\bcontext_parallel_rotate_method[\"']?[:=] ?[\"'](allgather|alltoall)[\"']")
+_CONTEXT_KINDS: dict[str, Cell] = {"allgather": "all_gather", "alltoall": "ring"}
 _REPLICAS = re.compile(r"Applied (?:DDP|HSDP|FSDP|fully_shard) to the model")
 # torchtitan/components/quantization/float8.py and mx.py: linear layers; experts alone stay what the rest is
 _NARROW = re.compile(
@@ -122,6 +126,10 @@ class _Training:
             self._cut_batch()
         if self.tokens is not None:
             self._batch_of_tokens(self.tokens)
+        if reading.cells.get("cp", 1) == 1:
+            reading.cells.pop("cp_kind", None)
+        else:
+            reading.guesses["cp_kind"] = "all_gather"
         tokens = _tokens_per_device(reading.cells, given)
         if tokens is None and self.logged:
             reading.notes.append("sec_per_it from the clock of the log's lines, evaluations and checkpoints included")
@@ -185,14 +193,15 @@ def _line_of_step(line: str) -> re.Match[str] | None:
 
 
 def _degrees_of(line: str) -> dict[str, Cell]:
-    """The degrees that a line states of the mesh, as columns; empty where it states none."""
+    """What a line states of the mesh and of how its ranks share sequences, as columns; empty where it states none."""
     if mesh := _MESH.search(line):
         names = [name.strip(" '\"") for name in mesh[1].split(",")]
         sizes = [int(size) if size.strip().isdecimal() and len(size) < 9 else 1 for size in mesh[2].split(",")]
         return _degrees(dict(zip(names, sizes, strict=False)))
     if stated := _DEGREES.search(line):
         return _degrees({name: int(size) for name, size in _DEGREE.findall(stated[1])})
-    return {}
+    rotated = _ROTATED.search(line) if "rotate_method" in line else None
+    return {"cp_kind": _CONTEXT_KINDS[rotated[1]]} if rotated else {}
 
 
 def _setting(reading: LogReading, line: str) -> None:
