@@ -29,6 +29,24 @@ def test_replicas_of_torchtitan_that_share_among_a_part_are_stored_so(tmp_path: 
 
 
 @pytest.mark.parametrize(
+    ("options", "stage"),
+    [
+        ("<FSDPOption.FULL_SHARD: 'full_shard'>, <FSDPOption.AUTO_WRAP: 'auto_wrap'>", 3),
+        ("<FSDPOption.AUTO_WRAP: 'auto_wrap'>, <FSDPOption.SHARD_GRAD_OP: 'shard_grad_op'>", 2),
+        ("<FSDPOption.HYBRID_SHARD: 'hybrid_shard'>", None),
+        ("", None),
+    ],
+)
+def test_what_replicas_of_a_trainer_share_under_fsdp_is_stored(tmp_path: Path, options: str, stage: int | None) -> None:
+    """Its arguments name it where a script prints them, and nothing of it was read."""
+    arguments = f"TrainingArguments(\nbf16=True,\nfsdp=[{options}],\nfsdp_config={{'xla': False}},\n"
+    header = "***** Running training *****\n  Total optimization steps = 10\n"
+    text = arguments + header + "{'train_runtime': 20.0, 'train_steps_per_second': 0.5}\n"
+    (row,) = read(tmp_path, text, **LLAMA, mbs=1, gbs=8, seq_len=1024).rows
+    assert (row.zero_stage, row.dp_kind) == (stage, stage and "fully_sharded")
+
+
+@pytest.mark.parametrize(
     ("said", "kind"),
     [("", "all_gather"), ("'allgather'", "all_gather"), ("'alltoall'", "ring"), ('"alltoall"', "ring")],
 )

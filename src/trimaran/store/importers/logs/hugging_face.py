@@ -58,6 +58,9 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 # Arguments of the training, as `TrainingArguments(` lists them and as a configuration is overridden.
 _SWITCH = re.compile(r"\b(bf16|fp16|gradient_checkpointing)=(true|false)\b", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"\boptim=([\w.]{1,60})")
+# what PyTorch's FSDP shares out; of hybrid sharding the arguments do not say among how many
+_FSDP = re.compile(r"\bfsdp=\[[^\]]{0,200}\bFSDPOption\.(FULL_SHARD|SHARD_GRAD_OP)\b")
+_FSDP_STAGES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}
 _BAR = re.compile(rf"\b(\d{{1,9}})/(\d{{1,9}}) \[{ELAPSED}")
 # what ms-swift adds: `'global_step/max_steps': '40/94', 'percentage': '42.55%', 'elapsed_time': '1m 18s'`, `iteration`
 # in place of the steps under Megatron, and what PyTorch had reserved (swift/trainers/patcher.py, add_train_message)
@@ -222,6 +225,8 @@ def _model(lines: Sequence[str], reading: LogReading) -> None:
             _switch(name, value.lower() == "true", reading.cells)
         if (optimizer := _OPTIMIZER.search(line)) and (cell := optimizer_cell(optimizer[1])):
             reading.cells["optimizer"] = cell
+        if sharded := _FSDP.search(line):
+            reading.cells |= {"dp_kind": "fully_sharded", "zero_stage": _FSDP_STAGES[sharded[1]]}
     stated = printed | overrides
     for column, names in _SIZES.items():
         if size_text := next((stated[name] for name in names if stated.get(name, "").isdecimal()), None):
