@@ -49,6 +49,26 @@ def test_of_a_log_that_grew_the_longest_row_counts(tmp_path: Path, order: tuple[
         assert merged.measurements() == [row]
 
 
+RAMP = " iteration {}/ 9 | elapsed time per iteration (ms): {} | global batch size: {} | lm loss: {} |\n"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_row_that_had_one_step_is_that_of_the_run_when_it_has_more(tmp_path: Path, shared: bool) -> None:
+    """It counted beside the longer one, by a time with the start-up in it or of a batch that had just begun."""
+    log, store = tmp_path / "train.log", tmp_path / "s.sqlite"
+    if shared:
+        (tmp_path / "s.sqlite.rows").mkdir()
+    batches = (32, 32, 64, 64, 64, 64)
+    lines = [RAMP.format(n, 14.0123 * gbs - n / 7, gbs, 9.5 - n / 8) for n, gbs in enumerate(batches, start=1)]
+    for made, added in ((1, 1), (3, 2), (3, 0), (6, 1)):
+        log.write_text("".join(lines[:made]))
+        done = run("import", str(log), "--into", str(store), *STATED, "--format", "json")
+        assert json.loads(done.stdout)[0]["added"] == added
+    with Store(store) as stored:
+        rows = [(row.gbs, len(row.step_times_s)) for row in stored.measurements()]
+    assert sorted(rows) == [(32, 2), (64, 4)]
+
+
 def test_a_log_that_was_imported_before_rows_of_logs_had_keys_is_there(tmp_path: Path) -> None:
     (row,) = rows(tmp_path, [900.5, 500.5])
     with Store(tmp_path / "s.sqlite") as store:

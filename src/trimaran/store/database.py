@@ -238,6 +238,13 @@ class Store:
                 )
             ]
 
+    def keys(self) -> frozenset[str]:
+        """The keys of all trials that are stored."""
+        self._merge()
+        with self._explained():
+            found = self._connection.execute("SELECT DISTINCT trial_key FROM measurement WHERE trial_key IS NOT NULL")
+            return frozenset(key for (key,) in found)
+
     def count(self) -> int:
         """How many runs are stored, every attempt counted."""
         self._merge()

@@ -163,13 +163,15 @@ def _import_runs(
     from trimaran.store import Store
     from trimaran.store.importers.formats import Asked, sources_of
     from trimaran.store.importers.profile import load_profile
-    from trimaran.store.importers.same_run import mark_ranks
+    from trimaran.store.importers.same_run import as_begun, mark_ranks
 
     stated = load_profile(profile) if profile is not None else None
     names = sources_of(files)
     read, failed = _read_each(names, Asked(stated, given, _accept(repairs)), source_format)
     # all files are read before the first row is stored, so that a mistake in what is stated of them leaves no store
     with Store(into) as store:
+        keys = store.keys()
+        read = {path: replace(each, rows=as_begun(each.rows, keys)) for path, each in read.items()}
         stored = store.showing(row for imported in read.values() for row in imported.rows)
         marked = mark_ranks([each.rows for each in read.values()], [each.ended for each in read.values()], stored)
         read = {path: replace(each, rows=rows) for (path, each), rows in zip(read.items(), marked, strict=True)}

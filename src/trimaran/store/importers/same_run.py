@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from trimaran.nouns.measurement import Measurement
@@ -24,14 +24,28 @@ def with_key(row: Measurement) -> Measurement:
     A run is known by times and losses of its first two steps, whatever its file is called now and whatever is stated of
     it: what is stated otherwise by a later import stands for what was stated before. Where there is no loss, or where
     times have no more than three digits, it is known by its file's name and what ran too. Times of a progress bar,
-    which are whole seconds, may be the same in two runs: they give no key.
+    which are whole seconds, may be the same in two runs: they give no key. One that has made a single step is known by
+    that, as `begun_key` says.
     """
     first = row.step_times_s[:2]
     if len(first) < 2 or all(time.is_integer() for time in first):
-        return row
+        return row.model_copy(update={"trial_key": begun_key(row)}) if len(first) == 1 else row
     exact = len(row.losses) > 1 and any(float(f"{time:.3g}") != time for time in first)
     known = (first, row.losses[:2]) if exact else (row.source, _what_ran(row), first)
     return row.model_copy(update={"trial_key": _hash(known)})
+
+
+def begun_key(row: Measurement) -> str | None:
+    """The key of a log's row as long as it had one step; None where time and loss of that may be another run's too."""
+    first = row.step_times_s[:1]
+    exact = bool(row.losses) and any(float(f"{time:.3g}") != time for time in first)
+    return _hash((first, row.losses[:1])) if exact else None
+
+
+def as_begun(rows: Iterable[Measurement], stored: Container[str]) -> tuple[Measurement, ...]:
+    """The rows, under the key that each had when it was stored with one step, where it was."""
+    keys = ((row, begun_key(row) if row.trial_key else None) for row in rows)
+    return tuple(row.model_copy(update={"trial_key": key}) if key in stored else row for row, key in keys)
 
 
 @dataclass(frozen=True)
