@@ -144,3 +144,12 @@ def test_nanotron_states_its_schedule_its_context_parallelism_and_what_it_sums_i
         read(tmp_path, said.replace("size=4", "size=1").replace("False", "True") + NANOTRON.replace("pp=2", "pp=1"))
     )
     assert (row.cp, row.cp_kind, row.schedule, row.precision) == (1, None, "none", "bf16")
+
+
+def test_ranks_of_experts_of_nanotron_give_no_row(tmp_path: Path) -> None:
+    """Where experts were stated, each rank was stored as holding all of them, on too few devices."""
+    given = {"experts": 8, "top_k": 2, "moe_ffn_hidden": 64}
+    (refused,) = read(tmp_path, "expert_parallel_size=4,\n" + NANOTRON, **given).refused
+    assert "expert_parallel_size is 4: ranks of experts are beside replicas" in refused
+    row = only(read(tmp_path, "expert_parallel_size=1,\n" + NANOTRON, **given))
+    assert (row.experts, row.devices) == (8, 8)

@@ -166,6 +166,9 @@ def _settings(line: str, reading: LogReading) -> set[str]:
     for trait, count in _EXPERTS.findall(line):
         if int(count) > 1:
             reading.mixture = mixture(trait, count)
+        if int(count) > 1 and trait == "expert_parallel_size":
+            # they multiply the world, and see the same samples (src/nanotron/parallel/context.py until March 2025)
+            reading.refusal = f"{trait} is {count}: ranks of experts are beside replicas, which no row can say"
     return words
 
 
