@@ -105,6 +105,7 @@ def test_nanotron_without_a_precision_gets_none() -> None:
         ("tiny_llama_nanotron.txt", "expert_parallel_size=4,", "expert_parallel_size is 4"),
         ("nemo_automodel.txt", "  num_moe_experts: 8", "num_moe_experts is 8"),
         ("olmo_core_config.txt", "feed_forward_moe=MoEConfig(", "feed_forward_moe is MoEConfig"),
+        ("olmo_core_config.txt", "routed_experts=RoutedExpertsConfig(", "routed_experts is RoutedExpertsConfig"),
         ("bigscience_deepspeed_zero3.txt", '  "num_local_experts": 8,', "num_local_experts is 8"),
     ],
 )

@@ -73,7 +73,8 @@ _SINGLE = ("1F1B", "GPipe")
 _SPLITS = re.compile(r"\bsplit_points=\[([\d,\s]{1,1000})\]")
 _ALL_OF_A_GROUP = re.compile(r"ExpertParallelConfig\(\s*degree=-1\b")
 _OPTIMIZER = re.compile(r"\boptim=(\w{1,40})Config\(")
-_EXPERTS = re.compile(r"\b(feed_forward_moe)=(\w{1,40})")
+# The second is that of blocks since 2026 (nn/moe, RoutedExpertsConfig).
+_EXPERTS = re.compile(r"\b(feed_forward_moe|routed_experts)=(?!None\b)(\w{1,40})")
 
 
 def recognises(text: str) -> bool:
@@ -105,7 +106,7 @@ def _reading_of(lines: Sequence[str], begin: int) -> LogReading:
     """What some lines of a log, from `begin` on, say of one training."""
     text = "\n".join(lines)
     reading = LogReading(cells=_settings(text), begin=begin, after=begin)
-    if (experts := _EXPERTS.search(text)) and experts[2] != "None":
+    if experts := _EXPERTS.search(text):
         reading.mixture = mixture(experts[1], experts[2])
     _pipeline(text, reading)
     gbs = reading.cells.get("gbs")
