@@ -29,7 +29,8 @@ def with_key(row: Measurement) -> Measurement:
     """
     first = row.step_times_s[:2]
     if len(first) < 2 or all(time.is_integer() for time in first):
-        return row.model_copy(update={"trial_key": begun_key(row)}) if len(first) == 1 else row
+        begun = begun_key(row) if len(first) == 1 else None
+        return row if begun is None else row.model_copy(update={"trial_key": begun})
     exact = len(row.losses) > 1 and any(float(f"{time:.3g}") != time for time in first)
     known = (first, row.losses[:2]) if exact else (row.source, _what_ran(row), first)
     return row.model_copy(update={"trial_key": _hash(known)})
