@@ -20,6 +20,10 @@ from trimaran.protocol.job import TrainJob
 WITHOUT_QUERY_RANK = LATENT.model_copy(
     update={"latent_attention": LatentAttention(query_rank=0, kv_rank=12, plain_dim=4, rotary_dim=2, value_dim=3)}
 )
+# Values wider than queries and keys, as no published model has them.
+WIDE_VALUES = LATENT.model_copy(
+    update={"latent_attention": LatentAttention(query_rank=20, kv_rank=12, plain_dim=4, rotary_dim=2, value_dim=9)}
+)
 WINDOWED = LATENT.model_copy(update={"sliding_window": 6, "query_scale": 3.0})
 
 # Between them: TP with and without slices of the sequence, each schedule, recompute, ZeRO stage and kind of data
@@ -101,6 +105,14 @@ def test_documents_apart_agree_with_one_process(
 ) -> None:
     settings = {"steps": 5, "document_mask": True}
     assert_same(pool.run(make_job(layout, model=LATENT, **settings)), reference.run(LATENT, **settings))
+
+
+@pytest.mark.parametrize("document_mask", [False, True])
+def test_values_wider_than_keys_agree_with_one_process_on_ranks_that_share_a_sequence(
+    pool: Pool, make_job: Callable[..., TrainJob], reference: Reference, document_mask: bool
+) -> None:
+    settings = {"steps": 5, "document_mask": document_mask}
+    assert_same(pool.run(make_job("cp2,mbs12", model=WIDE_VALUES, **settings)), reference.run(WIDE_VALUES, **settings))
 
 
 ROUTES = (

@@ -22,13 +22,14 @@ _ROWS = 32
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Attention and the logarithms of its sums: (b, heads, n, d) over (b, kv_heads, m, d) -> (b, heads, n, d), and
-    (b, heads, n) in fp32. Values may be narrower than keys, and then the result is.
+    (b, heads, n) in fp32. Values may be of another width than keys, and so is the result.
 
     `mask` is added to the scores and broadcasts over (b, heads, n, m). A query that it leaves no key gets zeros, and
     -inf.
     """
     if not on_gpu(q.device):
-        y, sums = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, _as_wide(v, q), 0.0, causal, attn_mask=mask)
+        forward = _aten._scaled_dot_product_flash_attention_for_cpu
+        y, sums = forward(*_as_wide(q, k, v), 0.0, causal, attn_mask=mask, scale=q.shape[-1] ** -0.5)
         if v.shape[-1] < q.shape[-1]:
             y = y[..., : v.shape[-1]].transpose(1, 2).contiguous().transpose(1, 2)
     elif _takes_flash(q, v, mask):
@@ -48,9 +49,9 @@ def attend_backward(
     """Gradients of q, k and v. `y` and `sums` are those over all keys, of which `k` and `v` may be a part."""
     if not on_gpu(q.device):
         backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward
-        wide_dy, wide_v, wide_y = (_as_wide(x, q) for x in (dy, v, y))
-        dq, dk, dv = backward(wide_dy, q, k, wide_v, wide_y, sums, 0.0, causal, attn_mask=mask)
-        return dq, dk, dv[..., : v.shape[-1]]
+        wide = _as_wide(dy, q, k, v, y)
+        dq, dk, dv = backward(*wide, sums, 0.0, causal, attn_mask=mask, scale=q.shape[-1] ** -0.5)
+        return dq[..., : q.shape[-1]], dk[..., : k.shape[-1]], dv[..., : v.shape[-1]]
     nothing = torch.zeros((), dtype=torch.int64, device=q.device)  # state of a dropout that there is not
     if _takes_flash(q, v, mask):
         lengths = q.shape[2], k.shape[2]
@@ -73,10 +74,10 @@ def _takes_flash(q: Tensor, v: Tensor, mask: Tensor | None) -> bool:
     return mask is None and q.dtype != torch.float32 and q.shape[-1] == v.shape[-1]
 
 
-def _as_wide(x: Tensor, q: Tensor) -> Tensor:
-    """Values, or what is of their width, with zeros behind them: a CPU's kernel wants them as wide as queries."""
-    missing = q.shape[-1] - x.shape[-1]
-    return pad(x, (0, missing)) if missing else x
+def _as_wide(*tensors: Tensor) -> list[Tensor]:
+    """Zeros behind the narrower ones: a CPU's kernel wants queries, keys and values of one width."""
+    width = max(x.shape[-1] for x in tensors)
+    return [x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1])) for x in tensors]
 
 
 def _repeated(x: Tensor, q: Tensor) -> Tensor:
