@@ -253,18 +253,35 @@ def test_a_folder_passes_over_what_is_not_text_but_a_named_file_may_not_be_so(tm
         prepare(make_job(tmp_path, paths=[str(tmp_path / "text" / "b.dat")]))
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_records_are_known_by_their_ending_in_capitals_too(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["JSONL", "ndjson", "parquet"])
+def test_records_are_known_by_their_ending_in_capitals_and_in_other_words_too(tmp_path: Path, kind: str) -> None:
     """`.JSONL` was one document with its braces in it, and `.Parquet` in a folder was left out in silence."""
     (tmp_path / "text").mkdir()
-    if kind == "jsonl":
-        (tmp_path / "text" / "a.JSONL").write_text('{"text": "abc"}\n{"text": "d"}\n')
+    if kind != "parquet":
+        (tmp_path / "text" / f"a.{kind}").write_text('{"text": "abc"}\n{"text": "d"}\n')
     else:
         pyarrow = pytest.importorskip("pyarrow")
         parquet = pytest.importorskip("pyarrow.parquet")
         parquet.write_table(pyarrow.table({"text": ["abc", "d"]}), tmp_path / "text" / "a.Parquet")
     tokens = Tokens(prepare(make_job(tmp_path, paths=[str(tmp_path / "text")])))
     assert tokens.read(0, len(tokens)).tolist() == [*b"abc", 256, *b"d", 256]
+
+
+def test_a_folder_holds_the_folders_that_it_links_to_each_once(tmp_path: Path) -> None:
+    """A corpus of links to shared folders was left out in silence, but for what lay in it by itself."""
+    text, shared = tmp_path / "text", tmp_path / "shared"
+    for path, words in {text / "own/a.txt": "a", shared / "deep/b.txt": "b", tmp_path / "more/c.txt": "c"}.items():
+        path.parent.mkdir(parents=True)
+        path.write_text(words)
+    (text / "own" / "linked").symlink_to(shared)
+    (text / "twice").symlink_to(shared / "deep")
+    (text / "own" / "in_turn").symlink_to(text)
+    (shared / "deep" / "further").symlink_to(tmp_path / "more")
+    (tmp_path / "more" / "back").symlink_to(shared)
+    (text / ".hidden").symlink_to(shared)
+    (text / "gone").symlink_to(tmp_path / "nowhere")
+    tokens = Tokens(prepare(make_job(tmp_path, paths=[str(text)])))
+    assert sorted(tokens.read(0, len(tokens)).tolist()) == [*b"abc", 256, 256, 256]
 
 
 def packed(lines: bytes, path: Path) -> bytes:
@@ -277,7 +294,7 @@ def packed(lines: bytes, path: Path) -> bytes:
     return b"".join(codec.compress(half, asbytes=True) for half in halves)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.JSON.gz", "a.jsonl.zst", "a.json.ZST"])
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.JSON.gz", "a.jsonl.zst", "a.json.ZST", "a.ndjson.gz"])
 def test_packed_lines_of_a_folder_are_read_and_not_passed_over(tmp_path: Path, name: str) -> None:
     """Beside a page of words about them, these words alone were the text."""
     path = tmp_path / "text" / name

@@ -24,11 +24,10 @@ class BlendedText(Noun):
 class DataSettings(Noun):
     """Text to train on: files or folders, and how they are tokenised.
 
-    `paths` are .txt-like, .jsonl (packed: .jsonl.gz, .json.gz, .jsonl.zst, .json.zst) or .parquet files, folders of
-    them, Megatron-LM's .bin and .idx (used where they lie), or the word `python-stdlib` for the source of the
-    running Python's standard library. `blend` names several texts instead, each with a weight.
-    `tokenizer` is `bytes`, `bpe` (trained on the text to the model's vocabulary) or a
-    path to a `tokenizer.json`.
+    `paths` are .txt-like, .jsonl or .ndjson (packed: .jsonl.gz, .json.gz, .jsonl.zst, .json.zst) or .parquet files,
+    folders of them, Megatron-LM's .bin and .idx (used where they lie), or the word `python-stdlib` for the source of
+    the running Python's standard library. `blend` names several texts instead, each with a weight. `tokenizer` is
+    `bytes`, `bpe` (trained on the text to the model's vocabulary) or a path to a `tokenizer.json`.
     """
 
     paths: _Paths = STDLIB_WORDS

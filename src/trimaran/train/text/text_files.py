@@ -6,6 +6,7 @@ import codecs
 import gzip
 import json
 import math
+import os
 import sysconfig
 import zlib
 from collections.abc import Iterable, Iterator
@@ -39,8 +40,7 @@ def text_files(text: BlendedText) -> list[Path]:
         if path.is_file():
             files.append(path)
         elif path.is_dir():
-            inside = sorted(p for p in path.rglob("*.py" if given == STDLIB else "*") if _wanted(p.relative_to(path)))
-            files += [p for p in inside if p.is_file()]
+            files += sorted(p for p in _inside(path, []) if given != STDLIB or p.suffix == ".py")
         elif not path.exists():
             raise TrimaranError(f"data.paths: {given} does not exist: correct the path, or use {STDLIB!r}")
         else:
@@ -74,9 +74,23 @@ def text_paths(text: BlendedText) -> list[str]:
     return [path for path in text.paths if not is_megatron(path)]
 
 
-def _wanted(inside: Path) -> bool:
-    """Whether a file of a folder is read: not if it is hidden or of an installed package."""
-    return not any(part.startswith(".") or part in ("site-packages", "__pycache__") for part in inside.parts)
+def _inside(folder: Path, read: list[Path]) -> Iterator[Path]:
+    """Files of a folder and of all folders in it, linked ones too; those that were `read` already are passed over."""
+    read.append(folder.resolve())
+    links: list[Path] = []
+    for name, folders, files in os.walk(folder):
+        here = Path(name)
+        folders[:] = [f for f in sorted(folders) if _wanted(f) and (here / f).resolve() not in read]
+        links += [here / f for f in folders if (here / f).is_symlink()]
+        yield from (here / f for f in files if _wanted(f) and (here / f).is_file())
+    for link in links:
+        if not any(link.resolve().is_relative_to(before) for before in read):
+            yield from _inside(link, read)
+
+
+def _wanted(name: str) -> bool:
+    """Whether a file or folder in a folder is read: not if it is hidden or of an installed package."""
+    return not name.startswith(".") and name not in ("site-packages", "__pycache__")
 
 
 def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
@@ -119,7 +133,7 @@ def _read(file: Path, field: str, most: float) -> Iterator[str]:
 
 def ending(file: Path) -> str:
     """What a file's name says that it holds: of records that are packed, both of its endings."""
-    name = file.name.lower()
+    name = file.name.lower().replace(".ndjson", ".jsonl")  # another word for JSON lines
     return next((known for known in _RECORDS if name.endswith(known)), file.suffix.lower())
 
 
