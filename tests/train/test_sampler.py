@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from trimaran.nouns.noun import TrimaranError
 from trimaran.train.text.sampler import Sampler
-from trimaran.train.text.tokens import Tokens
+from trimaran.train.text.tokens import TokenFile, TokenIndex, Tokens
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,26 @@ def test_order_depends_on_the_seed_alone(tokens: Tokens) -> None:
     backwards = [sampler.start_of(k) for k in (900, 5, 0)]
     assert forwards == backwards[::-1]
     assert [Sampler(tokens, 64, seed=4).start_of(k) for k in (0, 5, 900)] != forwards
+
+
+def test_an_order_takes_four_bytes_a_window(tmp_path: Path) -> None:
+    """Every rank holds that of its epoch: at eight bytes one of a few billion windows filled a node's memory."""
+    windows = 1_000_000
+    (tmp_path / "tokens.bin").write_bytes(bytes(windows + 1))
+    index = TokenIndex(
+        files=(TokenFile(name="tokens.bin", dtype="uint8", tokens=windows + 1),),
+        vocab=257, end_of_document=256, tokenizer="bytes", documents=1, text_bytes=windows,
+    )  # fmt: skip
+    (tmp_path / "index.json").write_text(index.model_dump_json())
+    sampler = Sampler(Tokens(tmp_path), 1, seed=3)
+    tracemalloc.start()
+    starts = [sampler.start_of(k) for k in (0, 1, windows - 1)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5 * windows
+    # as trainings that go on have seen it so far
+    expected = np.random.Generator(np.random.Philox(key=np.array([3, 0], np.uint64))).permutation(windows)
+    assert starts == expected[[0, 1, -1]].tolist()
 
 
 def test_a_batch_is_the_text_of_its_windows(tokens: Tokens) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +28,16 @@ class _Stream:
 
     def __post_init__(self) -> None:
         self._epoch = -1
-        self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._order: NDArray[Any] = np.empty(0, dtype=np.uint32)
 
     def window_of(self, sample: int) -> int:
         """The window that the `sample`-th sample of this text shows."""
         epoch, position = divmod(sample, self.windows)
         if epoch != self._epoch:
             key = np.array([self.seed % 2**64, (self.part << 40) + epoch], np.uint64)
-            self._order = np.random.Generator(np.random.Philox(key=key)).permutation(self.windows)
+            # every rank holds it, and a text of 15 T tokens has a few 1e9 windows
+            self._order = np.arange(self.windows, dtype=np.uint32 if self.windows <= 1 << 32 else np.uint64)
+            np.random.Generator(np.random.Philox(key=key)).shuffle(self._order)
             self._epoch = epoch
         return int(self._order[position])
 
