@@ -25,6 +25,7 @@ from trimaran.train.state import hugging_face
 from trimaran.train.state.hugging_face import write_folder
 from trimaran.train.state.weight_source import open_source, whole_logits, whole_model
 from trimaran.train.text.sampler import Sampler
+from trimaran.train.text.tokenizer import train_bpe
 from trimaran.train.text.tokens import Tokens
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -209,6 +210,19 @@ def test_large_models_are_written_as_several_files(tmp_path: Path, monkeypatch: 
     for name in hugging_face.entries(source.model, "gpt2"):
         assert torch.equal(source.read(name), again.read(name))
     assert not list(tmp_path.glob(".*partial*"))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
+def test_the_tokenizer_beside_written_weights_is_the_one_of_the_training(tmp_path: Path, kind: str) -> None:
+    """Under a family's own class numbers of Qwen3 were other tokens than those learned, and Gemma's had none at all."""
+    hugging_face_model(kind).save_pretrained(tmp_path / "theirs")
+    text = "in 1234 words,  it's\n\n\ta b\u00fcrger: 567 "
+    trained = train_bpe([[text] * 9], VOCAB)
+    source = open_source(tmp_path / "theirs")
+    write_folder(source.model, source.read, tmp_path / "ours", trained, kind)
+    read = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert read(text)["input_ids"] == trained.encode([text])[0].tolist()
+    assert (read.decode(read(text)["input_ids"]), read.eos_token_id) == (text, trained.end_of_document)
 
 
 def test_names_without_the_prefix_are_found(tmp_path: Path) -> None:

@@ -27,13 +27,13 @@ def convert(job: ConvertJob) -> None:
     files = find_weights(from_home(job.source))
     family = job.family or (files.kind if isinstance(files, HuggingFaceFiles) else None)
     config_from_model(files.model, family)
-    tokenizer = files.folder / TOKENIZER_NAME
-    end = load_tokenizer(tokenizer).end_of_document if tokenizer.exists() else None
+    path = files.folder / TOKENIZER_NAME
+    tokenizer = load_tokenizer(path) if path.exists() else None
     # PyTorch takes seconds to read, and nobody waits for them over a mistake that the files tell
     from trimaran.train.state.hugging_face import write_folder
     from trimaran.train.state.weight_source import source_of
 
-    write_folder(files.model, source_of(files).read, output, tokenizer if tokenizer.exists() else None, end, family)
+    write_folder(files.model, source_of(files).read, output, tokenizer, family)
 
 
 if __name__ == "__main__":

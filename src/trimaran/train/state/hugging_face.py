@@ -18,7 +18,15 @@ from trimaran.files.user_file import regular_file
 from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.train.state.hugging_face_tensors import FAMILIES, check_known, entries, shapes
-from trimaran.train.state.weight_files import CONFIG_NAME, INDEX_NAME, TOKENIZER_NAME, WEIGHTS_NAME, HuggingFaceFiles
+from trimaran.train.state.weight_files import (
+    CONFIG_NAME,
+    INDEX_NAME,
+    TOKENIZER_CONFIG_NAME,
+    TOKENIZER_NAME,
+    WEIGHTS_NAME,
+    HuggingFaceFiles,
+)
+from trimaran.train.text.tokenizer import HuggingFace
 
 # Larger models are written as several files, as Hugging Face's libraries do.
 SHARD_BYTES = 5 * 10**9
@@ -71,14 +79,12 @@ def write_folder(
     model: Model,
     read: Callable[[str], Tensor],
     folder: Path,
-    tokenizer: Path | None = None,
-    end_of_document: int | None = None,
+    tokenizer: HuggingFace | None = None,
     family: str | None = None,
 ) -> None:
     """Write weights that `read` gives by our names as a Hugging Face folder, which is there whole or not at all.
 
-    `tokenizer` is a tokenizer.json to put beside them, whose documents end with `end_of_document`. `family` is one of
-    theirs that computes the model; None: the first that does.
+    `tokenizer` is written beside them. `family` is one of theirs that computes the model; None: the first that does.
 
     Raises TrimaranError where `folder` exists, cannot be written, or no family of theirs computes `model`.
     """
@@ -86,7 +92,8 @@ def write_folder(
         raise TrimaranError(f"{folder} exists: choose another folder or remove it")
     config = config_from_model(model, family)
     kind = config["model_type"]
-    config |= {"bos_token_id": end_of_document, "eos_token_id": end_of_document}
+    end = None if tokenizer is None else tokenizer.end_of_document
+    config |= {"bos_token_id": end, "eos_token_id": end}
     partial = folder.with_name(f".{folder.name}.partial.{os.getpid()}")
     try:
         partial.mkdir(parents=True)
@@ -94,7 +101,10 @@ def write_folder(
         config["torch_dtype"] = str(dtype).removeprefix("torch.")
         (partial / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n")
         if tokenizer is not None:
-            shutil.copyfile(tokenizer, partial / TOKENIZER_NAME)
+            tokenizer.save(partial / TOKENIZER_NAME)
+            # without it a family's own class reads the vocabulary alone, and cuts text in its own way
+            as_it_is = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_name}
+            (partial / TOKENIZER_CONFIG_NAME).write_text(json.dumps(as_it_is, indent=2) + "\n")
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error

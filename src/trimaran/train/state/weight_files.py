@@ -30,7 +30,7 @@ from trimaran.train.state.manifest import (
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
 # Lies beside weights: in a checkpoint, in a Hugging Face folder and in a folder of token files.
-TOKENIZER_NAME = "tokenizer.json"
+TOKENIZER_NAME, TOKENIZER_CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
 INDEX_BYTES = 64 * MIB
 _JOINS_TOKENS = "eh_proj.weight"
 

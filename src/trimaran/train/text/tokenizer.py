@@ -86,6 +86,7 @@ class HuggingFace:
                 f"data.tokenizer: {name} has no end-of-document token (one of {', '.join(END_MARKERS)}): add one"
             )
         self.end_of_document = end
+        self.end_name = str(inner.id_to_token(end))
 
     def encode(self, documents: Sequence[str]) -> list[NDArray[np.uint32]]:
         """Tokens of each document, without any that the tokenizer would add around them."""
