@@ -253,7 +253,7 @@ def test_a_folder_passes_over_what_is_not_text_but_a_named_file_may_not_be_so(tm
         prepare(make_job(tmp_path, paths=[str(tmp_path / "text" / "b.dat")]))
 
 
-@pytest.mark.parametrize("kind", ["JSONL", "ndjson", "parquet"])
+@pytest.mark.parametrize("kind", ["JSONL", "ndjson", "json", "parquet"])
 def test_records_are_known_by_their_ending_in_capitals_and_in_other_words_too(tmp_path: Path, kind: str) -> None:
     """`.JSONL` was one document with its braces in it, and `.Parquet` in a folder was left out in silence."""
     (tmp_path / "text").mkdir()
@@ -307,6 +307,15 @@ def test_packed_lines_of_a_folder_are_read_and_not_passed_over(tmp_path: Path, n
     assert tokens.read(0, len(tokens)).tolist() == [*b"abc", 256] * 3000 + [*b"d", 256, *b"e", 256]
     path.write_bytes(packed(b'{"text": "f"}\n', path))
     assert prepare(job) != folder
+
+
+@pytest.mark.parametrize("content", ['{"text": 1}', '{\n"text": "a"\n}\n', '["text"]\n', "", "[" * 100_000])
+def test_a_json_that_does_not_begin_with_a_record_is_one_document(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.json").write_text(content)
+    (tmp_path / "b.md").write_text("e")
+    tokens = Tokens(prepare(make_job(tmp_path, paths=[str(tmp_path / "a.json"), str(tmp_path / "b.md")])))
+    document = [*content.encode(), 256] if content else []
+    assert tokens.read(0, len(tokens)).tolist() == [*document, *b"e", 256]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])

@@ -29,7 +29,7 @@ from trimaran.train.run.samples import held_out_samples
 from trimaran.train.run.trackers import require_trackers
 from trimaran.train.text.megatron_data import MegatronIndex, is_megatron, read_megatron, write_megatron
 from trimaran.train.text.sampler import Sampler
-from trimaran.train.text.text_files import MIB, documents, ending, plain_text_size, text_files, text_size
+from trimaran.train.text.text_files import MIB, documents, form, plain_text_size, text_files, text_size
 from trimaran.train.text.tokenizer import Bytes, Tokenizer, batches, load_tokenizer, train_bpe
 from trimaran.train.text.tokens import INDEX_NAME, TokenFile, TokenIndex, Tokens, read_index
 
@@ -55,19 +55,21 @@ def fingerprint(job: DataJob) -> str:
     if data.tokenizer == "bpe":
         checksum.update(str(job.vocab).encode())
     if from_file:
-        _add_files(checksum, "data.tokenizer", [from_home(data.tokenizer)], None)
+        _add_files(checksum, "data.tokenizer", [from_home(data.tokenizer)], None, "")
     for text in data.texts:
         for index in _megatron_indices(text):
             for path in (index.path, index.bin_path):
                 status = path.stat()
                 checksum.update(repr((str(path.resolve()), status.st_size, status.st_mtime_ns)).encode())
-        _add_files(checksum, "data.paths", text_files(text), data.max_mib)
+        _add_files(checksum, "data.paths", text_files(text), data.max_mib, data.text_field)
         if data.blend:
             checksum.update(repr(text.weight).encode())
     return checksum.hexdigest()
 
 
-def _add_files(checksum: hashlib.blake2b, field: str, files: list[Path], max_mib: float | None) -> None:
+def _add_files(
+    checksum: hashlib.blake2b, field: str, files: list[Path], max_mib: float | None, text_field: str
+) -> None:
     left = most = math.inf if max_mib is None else max_mib * MIB
     for file in files:
         size = 0
@@ -75,11 +77,12 @@ def _add_files(checksum: hashlib.blake2b, field: str, files: list[Path], max_mib
             with open_file(file, f"{field}: {file}", None) as opened:
                 content = hashlib.file_digest(opened, "blake2b").digest()
             if max_mib is not None:
-                size = plain_text_size(file)
+                size = plain_text_size(file, text_field)
+            held = form(file, text_field)
         except OSError as error:
             raise TrimaranError(f"{field}: {file} cannot be read: {error.strerror}; check the path") from None
         left -= size
-        checksum.update(ending(file).encode() + content)
+        checksum.update(held.encode() + content)
         if size > most:
             checksum.update(b"its beginning")  # such a file was read whole before
         if left <= 0:

@@ -24,6 +24,8 @@ MIB = 1 << 20
 # A file that is a single document is read whole, but piece by piece: of what is no text the first one says so.
 DOCUMENT_BYTES = 16 << 30
 PIECE_BYTES = 1 << 20
+# A first line that is longer is no record.
+RECORD_BYTES = 64 << 20
 
 # Parquet row groups are read a batch of rows at a time, so that memory stays bounded.
 PARQUET_ROWS = 1024
@@ -56,12 +58,12 @@ def text_size(text: BlendedText, max_mib: float | None) -> float:
     return size if max_mib is None else min(size, max_mib * MIB)
 
 
-def plain_text_size(file: Path) -> int:
+def plain_text_size(file: Path, field: str) -> int:
     """Bytes of the text of a file that is a single document; 0 where it holds records or is not text.
 
     The size of the text in records is known only once they are parsed.
     """
-    if ending(file) in _RECORDS:
+    if form(file, field) in _RECORDS:
         return 0
     try:
         return sum(len(piece.encode()) for piece in _pieces(file))
@@ -116,7 +118,7 @@ def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
             reason = error.strerror or str(error).splitlines()[0]  # the reader of Parquet has words alone
             raise TrimaranError(f"data.paths: {file} cannot be read: {reason}") from None
         except UnicodeDecodeError as error:
-            if file in named or ending(file) in _RECORDS:
+            if file in named or form(file, settings.text_field) in _RECORDS:
                 raise TrimaranError(
                     f"data.paths: {file} is not UTF-8 text (byte {error.start}): convert it or leave it out"
                 ) from None
@@ -125,16 +127,31 @@ def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
 
 
 def _read(file: Path, field: str, most: float) -> Iterator[str]:
-    if (kind := ending(file)) in _RECORDS:
+    if (kind := form(file, field)) in _RECORDS:
         yield from _RECORDS[kind](file, field)
     else:
         yield _document(file, most)
 
 
-def ending(file: Path) -> str:
-    """What a file's name says that it holds: of records that are packed, both of its endings."""
+def form(file: Path, field: str) -> str:
+    """What a file holds, as its name ends: of records that are packed, both endings.
+
+    A .json whose first line is a record is JSON lines, as the corpora that Megatron-LM reads are called. Raises OSError
+    where it cannot be read.
+    """
     name = file.name.lower().replace(".ndjson", ".jsonl")  # another word for JSON lines
+    if name.endswith(".json") and _begins_with_a_record(file, field):
+        return ".jsonl"
     return next((known for known in _RECORDS if name.endswith(known)), file.suffix.lower())
+
+
+def _begins_with_a_record(file: Path, field: str) -> bool:
+    with open_file(file, f"data.paths: {file}", None) as opened:
+        try:
+            first = json.loads(opened.readline(RECORD_BYTES))
+        except (ValueError, RecursionError):
+            return False
+    return isinstance(first, dict) and isinstance(first.get(field), str)
 
 
 def _document(file: Path, most: float) -> str:
