@@ -9,22 +9,29 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from pydantic import ValidationError
 
-from trimaran.bench.launch.contract import Launch
+from trial_helpers import LIMITS
+from trimaran.bench.launch.contract import Launch, TrialRefusedError
 from trimaran.bench.launch.slurm import allocations, dead_nodes, queue, slurm_launcher
 from trimaran.bench.launch.slurm.allocations import Allocations
 from trimaran.bench.launch.slurm.dead_nodes import DeadNodes
 from trimaran.bench.launch.slurm.node import exit_file
 from trimaran.bench.launch.slurm.queue import TIME_IS_OVER, Job
 from trimaran.bench.launch.slurm.slurm_launcher import SlurmLauncher, step_of
+from trimaran.bench.trial.trial import prepare_trial, run_once
+from trimaran.layout.notation import parse_layout
+from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.slurm_settings import SlurmSettings
 from trimaran.protocol import rank_process
 from trimaran.protocol.exits import USER_ERROR
 from trimaran.protocol.files import RunFile
+from trimaran.recipe.data_settings import DataSettings
+from trimaran.recipe.recipe import Recipe
 from trimaran.study.stated import runnable_recipe
 
 FOLDER = Path(slurm_launcher.__file__).parent
@@ -59,6 +66,35 @@ def test_a_container_has_the_folders_of_the_run_and_the_interpreter_of_the_image
     assert step.index("/opt/venv/bin/python") > max(i for i, word in enumerate(step) if word.startswith("--"))
     with pytest.raises(TrimaranError, match="its name holds a comma or a colon"):
         step_of(launch(trials / "a", tmp_path / "a,b"), settings, 2, "7")
+
+
+class Refuses:
+    """A launcher that keeps what it is asked to start."""
+
+    tells_groups = False
+
+    def start(self, asked: Launch) -> NoReturn:
+        self.asked = asked
+        raise TrialRefusedError("not here")
+
+
+def test_a_container_is_given_tokens_where_they_lie_and_weights_as_long_as_they_are_there(
+    recipe: Recipe, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Ranks told of Megatron-LM's files that they were gone, and of weights that were, a training could not go on."""
+    weights, tokens = tmp_path / "weights", tmp_path / "corpus" / "a.bin"
+    weights.mkdir()
+    data = DataSettings(paths=(str(tokens), str(tokens.with_suffix(".idx")), str(tmp_path / "more.txt")))
+    train = recipe.train.model_copy(update={"init_from": str(weights)})
+    asked = recipe.model_copy(update={"data": data, "train": train})
+    layout = parse_layout("dp2,mbs1")
+    trial = prepare_trial(asked, cluster, layout, data_dir=tmp_path / "data", work_dir=tmp_path / "runs")
+    launcher = Refuses()
+    for there in ((weights,), ()):
+        run_once(trial, launcher, LIMITS)  # type: ignore[arg-type]  # it is asked for no more
+        assert launcher.asked.reads == (tmp_path / "data", tokens, *there)
+        if weights.exists():
+            weights.rmdir()
 
 
 def test_modules_are_loaded_by_a_login_shell_that_reads_nothing_of_the_sweep(tmp_path: Path) -> None:

@@ -14,6 +14,11 @@ TOKENIZER_WORDS = ("bytes", "bpe")
 _Paths = tuple[Annotated[str, Field(min_length=1)], ...]
 
 
+def is_megatron(path: str) -> bool:
+    """Whether a path names a file of Megatron-LM's tokens, which come in pairs."""
+    return path.endswith((".bin", ".idx"))
+
+
 class BlendedText(Noun):
     """One text of a blend, and the share of samples that come from it (weights need not add up to 1)."""
 

@@ -20,6 +20,7 @@ from trimaran.bench.watch.verdict import Verdict, not_loaded, verdict
 from trimaran.bench.watch.watch import STACKS_WITHIN_S, watch
 from trimaran.files.catalogue import write_atomically
 from trimaran.files.row_nouns import run_cells
+from trimaran.files.user_file import from_home
 from trimaran.layout.flops import OWN_FORMULA, tflops_per_device
 from trimaran.layout.layout import Layout, resolve_split
 from trimaran.layout.places import nodes_of, peak_tflops, places
@@ -34,6 +35,7 @@ from trimaran.protocol.host import Work
 from trimaran.protocol.job import TrainJob
 from trimaran.protocol.programs import WORKER
 from trimaran.protocol.result import RunResult
+from trimaran.recipe.data_settings import is_megatron
 from trimaran.recipe.recipe import Recipe
 from trimaran.store import trial_key
 
@@ -193,6 +195,17 @@ class Run:
     unnoticed_s: float = 0.0
 
 
+def _read_by_ranks(trial: Trial) -> tuple[Path, ...]:
+    """What ranks read: tokens, those of Megatron-LM where they lie, and weights to begin with.
+
+    A training that goes on from a checkpoint does without the last, which may be gone.
+    """
+    texts = (path for text in trial.recipe.data.texts for path in text.paths if is_megatron(path))
+    tokens = dict.fromkeys(from_home(path).with_suffix(".bin").resolve() for path in texts)
+    begins = trial.job.train.init_from
+    return (Path(trial.job.data_dir), *tokens, *([Path(begins)] if begins and Path(begins).exists() else []))
+
+
 def run_once(
     trial: Trial,
     launcher: Launcher,
@@ -221,7 +234,7 @@ def run_once(
         pin_cpus=trial.variant.pin_cpus,
         clock_ghz=trial.variant.clock_ghz,
         gpus=trial.job.device == "cuda",
-        reads=tuple(Path(path) for path in (trial.job.data_dir, trial.job.train.init_from) if path),
+        reads=_read_by_ranks(trial),
     )
     try:
         if not launcher.tells_groups:

@@ -23,11 +23,11 @@ from trimaran.files.user_file import from_home, open_file
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol import progress
 from trimaran.protocol.job import DataJob, Training
-from trimaran.recipe.data_settings import TOKENIZER_WORDS, BlendedText, DataSettings
+from trimaran.recipe.data_settings import TOKENIZER_WORDS, BlendedText, DataSettings, is_megatron
 from trimaran.train.programs.run_job import run_job
 from trimaran.train.run.samples import held_out_samples
 from trimaran.train.run.trackers import require_trackers
-from trimaran.train.text.megatron_data import MegatronIndex, is_megatron, read_megatron, write_megatron
+from trimaran.train.text.megatron_data import MegatronIndex, read_megatron, write_megatron
 from trimaran.train.text.sampler import Sampler
 from trimaran.train.text.text_files import MIB, documents, form, plain_text_size, text_files, text_size
 from trimaran.train.text.tokenizer import Bytes, Tokenizer, batches, load_tokenizer, train_bpe

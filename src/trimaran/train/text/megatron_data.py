@@ -28,11 +28,6 @@ _LARGEST_16_BIT = 65500
 _READ_TOKENS = 1 << 22
 
 
-def is_megatron(path: str) -> bool:
-    """Whether a path names a file of such a pair."""
-    return path.endswith((".bin", ".idx"))
-
-
 @dataclass(frozen=True)
 class MegatronIndex:
     """What an `.idx` says of its `.bin`."""

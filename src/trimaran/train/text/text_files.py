@@ -16,8 +16,7 @@ from pathlib import Path
 
 from trimaran.files.user_file import from_home, open_file, regular_file
 from trimaran.nouns.noun import TrimaranError
-from trimaran.recipe.data_settings import BlendedText, DataSettings
-from trimaran.train.text.megatron_data import is_megatron
+from trimaran.recipe.data_settings import BlendedText, DataSettings, is_megatron
 
 STDLIB = "python-stdlib"
 MIB = 1 << 20
