@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from trimaran.files.user_file import from_home, open_file
+from trimaran.files.user_file import from_home
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol import progress
 from trimaran.protocol.job import DataJob, Training
@@ -27,6 +27,7 @@ from trimaran.recipe.data_settings import TOKENIZER_WORDS, BlendedText, DataSett
 from trimaran.train.programs.run_job import run_job
 from trimaran.train.run.samples import held_out_samples
 from trimaran.train.run.trackers import require_trackers
+from trimaran.train.text.digests import Digests
 from trimaran.train.text.megatron_data import MegatronIndex, read_megatron, write_megatron
 from trimaran.train.text.sampler import Sampler
 from trimaran.train.text.text_files import MIB, documents, form, plain_text_size, text_files, text_size
@@ -44,9 +45,10 @@ DOCUMENTS_AT_ONCE = 256
 def fingerprint(job: DataJob) -> str:
     """A hash of all that determines the tokens: the text itself, the tokenizer, and the vocabulary of a BPE.
 
-    Token files of Megatron-LM, which may be large, count by path, size and time.
+    Token files of Megatron-LM, which may be large, count by path, size and time. Of text that has not changed since it
+    was read the digest is remembered.
     """
-    data = job.data
+    data, digests = job.data, Digests(Path(job.cache_dir) / "digests.json")
     checksum = hashlib.blake2b(digest_size=12)
     from_file = data.tokenizer not in TOKENIZER_WORDS
     # a tokenizer of a file counts by what the file holds, wherever it lies
@@ -55,27 +57,32 @@ def fingerprint(job: DataJob) -> str:
     if data.tokenizer == "bpe":
         checksum.update(str(job.vocab).encode())
     if from_file:
-        _add_files(checksum, "data.tokenizer", [from_home(data.tokenizer)], None, "")
+        _add_files(checksum, digests, "data.tokenizer", [from_home(data.tokenizer)], None, "")
     for text in data.texts:
         for index in _megatron_indices(text):
             for path in (index.path, index.bin_path):
                 status = path.stat()
                 checksum.update(repr((str(path.resolve()), status.st_size, status.st_mtime_ns)).encode())
-        _add_files(checksum, "data.paths", text_files(text), data.max_mib, data.text_field)
+        _add_files(checksum, digests, "data.paths", text_files(text), data.max_mib, data.text_field)
         if data.blend:
             checksum.update(repr(text.weight).encode())
+    digests.keep()
     return checksum.hexdigest()
 
 
 def _add_files(
-    checksum: hashlib.blake2b, field: str, files: list[Path], max_mib: float | None, text_field: str
+    checksum: hashlib.blake2b,
+    digests: Digests,
+    field: str,
+    files: list[Path],
+    max_mib: float | None,
+    text_field: str,
 ) -> None:
     left = most = math.inf if max_mib is None else max_mib * MIB
     for file in files:
         size = 0
         try:
-            with open_file(file, f"{field}: {file}", None) as opened:
-                content = hashlib.file_digest(opened, "blake2b").digest()
+            content = bytes.fromhex(digests.of(file, f"{field}: {file}"))
             if max_mib is not None:
                 size = plain_text_size(file, text_field)
             held = form(file, text_field)
