@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -82,19 +83,19 @@ def test_a_container_is_given_tokens_where_they_lie_and_weights_as_long_as_they_
     recipe: Recipe, cluster: Cluster, tmp_path: Path
 ) -> None:
     """Ranks told of Megatron-LM's files that they were gone, and of weights that were, a training could not go on."""
-    weights, tokens = tmp_path / "weights", tmp_path / "corpus" / "a.bin"
-    weights.mkdir()
+    weights, tokens = tmp_path / "snapshots" / "1", tmp_path / "corpus" / "a.bin"
+    weights.mkdir(parents=True)
+    (weights / "config.json").symlink_to("../../blobs/2")  # as Hugging Face's cache lies
     data = DataSettings(paths=(str(tokens), str(tokens.with_suffix(".idx")), str(tmp_path / "more.txt")))
     train = recipe.train.model_copy(update={"init_from": str(weights)})
     asked = recipe.model_copy(update={"data": data, "train": train})
     layout = parse_layout("dp2,mbs1")
     trial = prepare_trial(asked, cluster, layout, data_dir=tmp_path / "data", work_dir=tmp_path / "runs")
     launcher = Refuses()
-    for there in ((weights,), ()):
+    for there in ((weights, tmp_path / "blobs"), ()):
         run_once(trial, launcher, LIMITS)  # type: ignore[arg-type]  # it is asked for no more
         assert launcher.asked.reads == (tmp_path / "data", tokens, *there)
-        if weights.exists():
-            weights.rmdir()
+        shutil.rmtree(weights, ignore_errors=True)
 
 
 def test_modules_are_loaded_by_a_login_shell_that_reads_nothing_of_the_sweep(tmp_path: Path) -> None:

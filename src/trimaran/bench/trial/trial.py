@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -198,12 +199,16 @@ class Run:
 def _read_by_ranks(trial: Trial) -> tuple[Path, ...]:
     """What ranks read: tokens, those of Megatron-LM where they lie, and weights to begin with.
 
-    A training that goes on from a checkpoint does without the last, which may be gone.
+    The last are links into another folder where Hugging Face's cache has fetched them. A training that goes on from a
+    checkpoint does without them, and they may be gone.
     """
     texts = (path for text in trial.recipe.data.texts for path in text.paths if is_megatron(path))
     tokens = dict.fromkeys(from_home(path).with_suffix(".bin").resolve() for path in texts)
     begins = trial.job.train.init_from
-    return (Path(trial.job.data_dir), *tokens, *([Path(begins)] if begins and Path(begins).exists() else []))
+    weights = [Path(begins)] if begins and Path(begins).is_dir() else []
+    links = [file for folder in weights for file in sorted(folder.iterdir()) if file.is_symlink()]
+    behind = dict.fromkeys(Path(os.path.normpath(file.parent / file.readlink())).parent for file in links)
+    return tuple(dict.fromkeys((Path(trial.job.data_dir), *tokens, *weights, *behind)))
 
 
 def run_once(
