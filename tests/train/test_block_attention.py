@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from trimaran.train.model import product
-from trimaran.train.model.block_attention import BLOCK, Scores, causal_attention
+from trimaran.train.model.block_attention import BLOCK, GPU_BLOCK, Scores, causal_attention
+from trimaran.train.programs.tracing import Trace
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None) -> Tensor:
@@ -68,6 +69,17 @@ def test_windows_caps_and_masks_are_those_of_the_formula(window: int, cap: float
         found.append((y.detach(), *(leaf.grad for leaf in leaves)))
     for in_blocks, whole in zip(*found, strict=True):
         torch.testing.assert_close(in_blocks, whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("cap", "copies"), [(0.0, 3.0), (50.0, 4.0)])
+def test_scores_of_one_block_alone_are_there_at_a_time(cap: float, copies: float) -> None:
+    """On shapes, which stand for a GPU: probabilities, their gradients and those of scores; tanh of capped ones."""
+    heads, tokens, width = 4, 8 * GPU_BLOCK, 16
+    x = torch.empty(1, heads, tokens, width, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    with Trace({}, {}) as trace:
+        causal_attention(x, x, x, Scores(1.0, cap)).sum().backward()
+    a_block = 2.0 * heads * GPU_BLOCK * tokens
+    assert copies * a_block < trace.held.peak < (copies + 0.5) * a_block
 
 
 def test_what_a_processor_has_no_products_in_is_attended_to_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,8 +115,7 @@ class _Causal(torch.autograd.Function):
         v = v.flatten(0, 1)
         y = q.new_empty(*q.shape[:3], v.shape[-1])
         for rows, keys in _blocks(q.shape[2], scores.window, q.device):
-            p, _ = heads.probabilities(heads.rows(q, rows), rows, keys)
-            heads.put_product(y, rows, p, v[:, keys])
+            heads.put_product(y, rows, heads.probabilities(heads.rows(q, rows), rows, keys)[0], v[:, keys])
         return y.to(dtype)
 
     @staticmethod
@@ -130,13 +129,13 @@ class _Causal(torch.autograd.Function):
         for rows, keys in _blocks(q.shape[2], ctx.scores.window, q.device):
             queries, d_rows = heads.rows(q, rows), heads.rows(dy, rows)
             p, tanh = heads.probabilities(queries, rows, keys)
-            dp = d_rows @ values[:, keys].transpose(1, 2)
-            ds = torch._softmax_backward_data(dp, p, 2, p.dtype)
+            ds = torch._softmax_backward_data(d_rows @ values[:, keys].transpose(1, 2), p, 2, p.dtype)
             if tanh is not None:
                 ds.mul_(1.0 - tanh.square_())
             dv[:, keys].baddbmm_(p.transpose(1, 2), d_rows)
             dk[:, keys].baddbmm_(ds.transpose(1, 2), queries, alpha=scale)
             heads.put_product(dq, rows, ds, heads.keys[:, keys], scale)
+            del p, tanh, ds  # or they would stay beside the next block's
         return dq.to(dtype), dk.view(k.shape).to(dtype), dv.view(v.shape).to(dtype), None, None
 
 
