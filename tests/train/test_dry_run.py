@@ -47,6 +47,9 @@ LATENT = LLAMA.model_copy(
         "latent_attention": LatentAttention(query_rank=768, kv_rank=512, plain_dim=128, rotary_dim=64, value_dim=128),
     }
 )  # fmt: skip
+WINDOWED = LLAMA.model_copy(update={"sliding_window": 256})
+CAPPED = LLAMA.model_copy(update={"attention_softcap": 50.0})
+ALIBI = LLAMA.model_copy(update={"positions": "alibi"})
 TIED = LLAMA.model_copy(update={"tied_embedding": True})
 MIXTURE = LLAMA.model_copy(update={"layers": 4, "experts": 8, "top_k": 2, "moe_ffn_hidden": 1408})
 DEEPSEEK = LATENT.model_copy(
@@ -226,6 +229,28 @@ def test_recompute_holds_what_is_made_again(cases: tuple[tuple[Model, str, int],
         errors[NAMES[model] + text, stage] = found.memory["activations"] / GIB / planned - 1.0
     off = [abs(error) for error in errors.values()]
     assert max(off) < 0.1 and sum(off) / len(off) < 0.04, errors
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "stage"),
+    [
+        (CAPPED, "dp1,mbs1,bf16,recompute-full", 0),
+        (CAPPED, "dp1,tp2,pp4,vpp2,mbs1,sp,bf16,recompute-layernorm", 1),
+        (WINDOWED, "dp1,mbs1,bf16,recompute-selective", 0),
+        (WINDOWED, "cp2,mbs1,bf16,recompute-full", 0),
+        (WINDOWED, "cp4,mbs1,bf16,cp-all_gather", 0),
+        (ALIBI, "cp2,mbs1,bf16", 0),
+    ],
+)
+def test_scores_that_a_flash_kernel_does_not_make_are_counted_and_held(model: Model, text: str, stage: int) -> None:
+    """Windows and caps go by blocks of queries, and over the keys of several ranks a window is a mask that saves
+    nothing, with each head's biases in memory, as those of ALiBi."""
+    found, case = traced(model, text, stage)
+    assert found.operations == pytest.approx(rank_work(case, parse_layout(text), stage).operations, rel=0.001)
+    whole = replace(case, calibration=case.calibration.model_copy(update={"activation_scale": 1.0}))
+    (memory,) = memory_per_stage(whole, LayoutGrid.from_layouts([parse_layout(text)], case.workload, STACK))
+    planned = memory[stage].activations + memory[stage].logits
+    assert found.memory["activations"] / GIB == pytest.approx(planned, rel=0.06)
 
 
 @pytest.mark.parametrize("stage", [0, 1])

@@ -25,7 +25,8 @@ from trimaran.operators.casts import Number
 from trimaran.operators.ends import embedding_operator, head_operator
 from trimaran.operators.layer import layer_operators
 from trimaran.operators.modules import shares_again
-from trimaran.operators.operator import Operator
+from trimaran.operators.operator import Operator, Part
+from trimaran.operators.scores import keys_met
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def rank_work(case: Case, layout: Layout, stage: int) -> RankWork:
     runs = [(count, operators, _again(case, layout, operators)) for count, operators in of_layers]
     keeps_sums = bool(case.stack.selective_keeps) and layout.recompute == "selective"
     runs.append((1.0, tuple(ends), [0.0 for _ in ends]))
-    attended = _attended(layout)
+    attended = _attended(layout, part)
     operations = sum(count * _operations(operators, again, attended) for count, operators, again in runs)
     # what goes to experts is stated of one copy of each token, and each of its experts is sent one
     copies = {"tp": 1.0, "ep": float(case.model.top_k), "etp": 1.0}
@@ -98,13 +99,16 @@ def _again(case: Case, layout: Layout, operators: Sequence[Operator]) -> list[fl
     return [_number(share) for share in shares_again(layout.recompute, operators, case.stack)]
 
 
-def _attended(layout: Layout) -> float:
+def _attended(layout: Layout, part: Part) -> float:
     """The share of all scores that attention makes, where those of a causal kernel count in full.
 
-    In steps a rank meets its own tokens' keys causally, and of every other rank's keys it makes half the scores.
+    In steps a rank meets its own tokens' keys causally, and of every other rank's keys it makes half the scores. Blocks
+    of queries make what counts twice where time is reckoned.
     """
+    met, met_in_blocks = (_number(keys) for keys in keys_met(part))
     in_steps = layout.cp > 1 and layout.cp_kind != "ulysses"
-    return (layout.cp + 1.0) / (2.0 * layout.cp) if in_steps else 1.0
+    made = met * (layout.cp + 1.0) / (2.0 * layout.cp) if in_steps else met
+    return (made + met_in_blocks) / (met + 2.0 * met_in_blocks)
 
 
 def _operations(operators: Sequence[Operator], again: Sequence[float], attended: float) -> float:

@@ -19,11 +19,12 @@ from trimaran.operators.casts import Number
 from trimaran.operators.context import working_bytes
 from trimaran.operators.ends import embedding_operator, head_operator
 from trimaran.operators.further_token import joining_operators
-from trimaran.operators.layer import layer_operators
+from trimaran.operators.layer import layer_operators, second_block
 from trimaran.operators.mixture import exchange_bytes, share_met
 from trimaran.operators.mlp import backward_bytes
 from trimaran.operators.modules import factors_of, kept_under
 from trimaran.operators.operator import Context, Operator, Part, Permuting
+from trimaran.operators.scores import held_bytes
 
 
 def part_of(case: Case, grid: LayoutGrid) -> Part:
@@ -118,8 +119,8 @@ class KeptBytes:
     Of one `layer`: all of it; what the layout's partial recompute leaves of it (`partly`; all where it has none); its
     input alone; `factors`, those of all weights' gradients once they can be made. `embedding`, what stays of the
     lookup. `logits` of the head, and of further tokens. What a layer at work holds besides, one after the other:
-    `mlp_backward`, where the stack's does; `context`, what attention holds of other ranks' part of the sequences;
-    `exchange`, what experts hold.
+    `mlp_backward`, where the stack's does; `attention`, what it holds of other ranks' part of the sequences, and of
+    scores and biases beyond what the layer kept behind it, which is gone by then; `exchange`, what experts hold.
     """
 
     layer: Floats
@@ -129,7 +130,7 @@ class KeptBytes:
     embedding: Floats
     logits: Floats
     mlp_backward: Floats
-    context: Floats
+    attention: Floats
     exchange: Floats
 
 
@@ -138,6 +139,7 @@ def kept_bytes(case: Case, grid: LayoutGrid, kind: LayerKind | None = None) -> K
     shapes, inverse = distinct_shapes(case, grid)
     part = part_of(case, shapes)
     wider, operators = _wider(case, shapes, part), layer_operators(part, kind)
+    behind = second_block(part, kind or case.model.main_kind)
     vocab = padded_vocab_of(case.model, case.stack, shapes.tp)
     head = head_operator(part, vocab)
     zero = np.zeros(len(shapes))
@@ -151,7 +153,7 @@ def kept_bytes(case: Case, grid: LayoutGrid, kind: LayerKind | None = None) -> K
         embedding=zero + _size((embedding_operator(part),), "inputs", "inside"),
         logits=zero + _logits(case, part, head, vocab, wider) + _further(part, head),
         mlp_backward=zero + (_mlp_backward(part, mixture, wider) if case.stack.holds_mlp_gradients else 0.0),
-        context=zero + working_bytes(part),
+        attention=zero + working_bytes(part) + np.maximum(held_bytes(part) - _size(behind, "inputs", "inside"), 0.0),
         exchange=zero + (np.maximum(*exchange_bytes(part)) if mixture else 0.0),
     )
     of_layouts = {field.name: getattr(kept, field.name)[inverse] for field in fields(KeptBytes)}

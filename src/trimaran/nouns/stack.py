@@ -160,9 +160,9 @@ class Stack(Noun):
     )
     attends_in_blocks: bool = Field(
         default=False,
-        description="attention with a window or capped scores, and on a CPU in bf16 with a key a query, goes by blocks "
-        "of queries, and keeps queries, keys and values alone",
+        description="windows, caps, and bf16 on a CPU with a key a query go by blocks; queries, keys and values stay",
     )
+    attention_blocks: tuple[int, int] = Field(default=(128, 512), description="queries of a block on a CPU and a GPU")
     keeps_gathered: bool = Field(
         default=False,
         description="sequence parallelism keeps what it gathered for a product, not this rank's slice of it",

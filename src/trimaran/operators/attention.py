@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from trimaran.operators.casts import Number
 from trimaran.operators.context import exchanged, merged_bytes
 from trimaran.operators.norm import is_eager, is_joint, joint_tensor
 from trimaran.operators.operator import SOFTCAP_PASSES, Operator, Part, Product, Tensor
 from trimaran.operators.pieces import mask_bytes, outputs_of, split_tensor
+from trimaran.operators.scores import in_blocks, in_steps, keys_met
 
 ATTENTION = "attention"
 # Bytes an element of rotary angles in PyTorch's eager operators: casts to fp32 and back, complex products.
@@ -43,7 +43,7 @@ def _queries_keys_values(part: Part) -> tuple[Tensor, ...]:
     needed (`packs_context`): then only the copies stay.
     """
     model, stack, t = part.model, part.stack, part.tp
-    unpacked = 1.0 - _in_steps(part) * float(stack.packs_context)
+    unpacked = 1.0 - in_steps(part) * float(stack.packs_context)
     queries, keys = float(model.attention_hidden), part.key_features * t
     if model.latent_attention is not None:
         return (split_tensor(part, "queries, keys and values", (2.0 * queries + model.context_hidden) / t),)
@@ -52,30 +52,11 @@ def _queries_keys_values(part: Part) -> tuple[Tensor, ...]:
     whole = split_tensor(part, "queries, keys and values", (queries + 2.0 * seen) / t)
     turned = split_tensor(part, "rotated queries and keys", unpacked * (queries + keys) / t)
     dealt = 0.0 if part.context is None else part.context.heads
-    copied = queries * (1.0 if is_rotary else dealt) * (1.0 - _in_blocks(part)) if stack.copies_context else 0.0
+    copied = queries * (1.0 if is_rotary else dealt) * (1.0 - in_blocks(part)) if stack.copies_context else 0.0
     return (
         turned if is_joint(part) else whole,
         split_tensor(part, "context before its copy", unpacked * copied / t),
     )
-
-
-def _in_blocks(part: Part) -> Number:
-    """Share of the layers whose attention goes by blocks of queries, which keep neither its result nor sums."""
-    model = part.model
-    if not part.stack.attends_in_blocks:
-        return 0.0
-    if model.attention_softcap:
-        return 1.0
-    if part.on_cpu and model.value_dim != model.head_dim:
-        return 1.0 - _in_steps(part)
-    suits = part.on_cpu and model.kv_heads == model.heads and model.positions != "alibi"
-    in_bf16 = (np.asarray(part.element) == 2.0) & (np.asarray(part.moved_element) == 2.0)
-    return np.where(suits & in_bf16, 1.0, part.windowed_share) * (1.0 - _in_steps(part))
-
-
-def _in_steps(part: Part) -> Number:
-    """1 where a rank attends to the keys of one rank after the other, else 0."""
-    return 0.0 if part.context is None else part.context.ring + part.context.gathers
 
 
 def _attention_products(part: Part) -> tuple[Product, Product]:
@@ -91,18 +72,20 @@ def _attention_products(part: Part) -> tuple[Product, Product]:
 
 
 def _attended_products(part: Part) -> tuple[Product, Product]:
-    """The same of a kernel that skips what no query meets, the causal half apart."""
+    """The same of what skips keys that no query meets: half of what counts is made, as by a causal kernel."""
     scores, context = _attention_products(part)
-    return replace(scores, n=part.attended), replace(context, k=part.attended)
+    met, met_in_blocks = keys_met(part)
+    keys = met + 2.0 * met_in_blocks
+    return replace(scores, n=keys), replace(context, k=keys)
 
 
 def _flash_attention(part: Part) -> Operator:
     """Flash attention (Dao, arXiv 2307.08691): the backward makes the scores again, five products for two.
 
-    It caps scores as it makes them, and skips blocks outside of a sliding window.
+    It caps scores as it makes them, and skips blocks outside of a sliding window; some stacks go by blocks of queries.
     """
     scores, context = _attended_products(part)
-    sums = part.tokens * (part.model.heads / part.tp) * 4.0 * (1.0 - _in_blocks(part))
+    sums = part.tokens * (part.model.heads / part.tp) * 4.0 * (1.0 - in_blocks(part))
     merged_forward, merged_backward = merged_bytes(part)
     return Operator(
         ATTENTION,

@@ -25,6 +25,7 @@ from trimaran.cost.states import (
     shards,
 )
 from trimaran.operators.casts import kept_weight_bytes
+from trimaran.operators.scores import shared_mask_bytes
 
 MIB = 2.0**20
 
@@ -101,15 +102,7 @@ def _optimizer(rank: RankMemory) -> Floats:
 def _activations(rank: RankMemory) -> Floats:
     """Kept activations, and the hole that the logits' copies leave where the allocator is known to."""
     fragments = rank.case.stack.fragmentation * rank.logits
-    return rank.activations + fragments + _shared_bias(rank)
-
-
-def _shared_bias(rank: RankMemory) -> Floats | float:
-    """ALiBi as one (heads / TP, s, s) tensor that all layers of a rank share, where the stack adds it so."""
-    model = rank.case.model
-    if not rank.case.stack.alibi_tensor or model.positions != "alibi":
-        return 0.0
-    return model.heads / rank.grid.tp * float(rank.case.workload.seq_len) ** 2 * rank.element
+    return rank.activations + fragments + shared_mask_bytes(rank.every.part)
 
 
 def _buffers(rank: RankMemory) -> Floats:

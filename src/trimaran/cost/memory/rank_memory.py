@@ -17,7 +17,7 @@ from trimaran.cost.memory.stage import (
     parameters,
     stage_layer_parameters,
 )  # fmt: skip
-from trimaran.cost.shapes import KeptBytes, kept_bytes, stored_bytes
+from trimaran.cost.shapes import KeptBytes, kept_bytes, part_of, stored_bytes
 from trimaran.cost.states import (
     OPTIMIZER,
     WEIGHTS,
@@ -28,6 +28,7 @@ from trimaran.cost.states import (
     shards,
 )
 from trimaran.layout.compression import FORMATS
+from trimaran.operators.operator import Part
 
 GIB = 2.0**30
 
@@ -38,6 +39,11 @@ class OnEveryStage:
 
     case: Case
     grid: LayoutGrid
+
+    @cached_property
+    def part(self) -> Part:
+        """A rank's part of one micro-batch."""
+        return part_of(self.case, self.grid)
 
     @cached_property
     def kept(self) -> KeptBytes:
@@ -258,7 +264,7 @@ class RankMemory:
         at_work = np.where(full, kept.layer, kept.layer - kept.partly)
         if stack.recomputes_stage:
             at_work = np.where(full, kept.layer * self.shape.layers, at_work)
-        at_work = at_work + np.maximum(np.maximum(kept.mlp_backward, kept.exchange), kept.context)
+        at_work = at_work + np.maximum(np.maximum(kept.mlp_backward, kept.exchange), kept.attention)
         if stack.stage_places:  # a forward runs in memory of its own, beside a backward's
             at_work = at_work + np.where(self.has_places, kept.layer, 0.0)
         offloaded = self.offloads("activations")
