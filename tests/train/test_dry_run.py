@@ -253,6 +253,15 @@ def test_scores_that_a_flash_kernel_does_not_make_are_counted_and_held(model: Mo
     assert found.memory["activations"] / GIB == pytest.approx(planned, rel=0.06)
 
 
+@pytest.mark.parametrize("kind", ["ring", "ulysses"])
+def test_keys_that_ranks_of_a_sequence_copy_stay_though_what_made_them_is_made_again(kind: str) -> None:
+    found, case = traced(LATENT, text := f"cp2,mbs1,bf16,cp-{kind},recompute-mla_up_proj", 0)
+    whole = replace(case, calibration=case.calibration.model_copy(update={"activation_scale": 1.0}))
+    (memory,) = memory_per_stage(whole, LayoutGrid.from_layouts([parse_layout(text)], case.workload, STACK))
+    planned = memory[0].activations + memory[0].logits
+    assert found.memory["activations"] / GIB == pytest.approx(planned, rel=0.07)
+
+
 @pytest.mark.parametrize("stage", [0, 1])
 def test_each_rank_makes_every_second_of_its_own_layers_again(stage: int) -> None:
     """Of chunks of one layer a rank has the even ones of the model, and the other the odd ones."""

@@ -45,13 +45,14 @@ def _queries_keys_values(part: Part) -> tuple[Tensor, ...]:
     model, stack, t = part.model, part.stack, part.tp
     unpacked = 1.0 - in_steps(part) * float(stack.packs_context)
     queries, keys = float(model.attention_hidden), part.key_features * t
+    dealt = 0.0 if part.context is None else part.context.heads
     if model.latent_attention is not None:
-        return (split_tensor(part, "queries, keys and values", (2.0 * queries + model.context_hidden) / t),)
+        latent = split_tensor(part, "queries, keys and values", (2.0 * queries + model.context_hidden) / t)
+        return (replace(latent, copied=1.0 - unpacked + dealt),)
     seen = queries if stack.repeats_kv else keys
     is_rotary = model.positions == "rotary"
     whole = split_tensor(part, "queries, keys and values", (queries + 2.0 * seen) / t)
     turned = split_tensor(part, "rotated queries and keys", unpacked * (queries + keys) / t)
-    dealt = 0.0 if part.context is None else part.context.heads
     copied = queries * (1.0 if is_rotary else dealt) * (1.0 - in_blocks(part)) if stack.copies_context else 0.0
     return (
         turned if is_joint(part) else whole,

@@ -81,8 +81,10 @@ def kept_under(word: str, operators: Sequence[Operator], stack: Stack, layer_inp
     without_inputs, without_inside = _left_out(word, operators, stack)
     kept: Number = 0.0
     for index, operator in enumerate(operators):
-        tensors = () if index in without_inputs else operator.inputs
-        for tensor in (*tensors, *(() if index in without_inside else operator.inside)):
+        again, goes = index in without_inside, index in without_inputs
+        for tensor in operator.inputs:
+            kept = kept + tensor.size * (1.0 if not goes else 0.0 if again else tensor.copied)
+        for tensor in () if again else operator.inside:
             kept = kept + tensor.size
     return kept
 

@@ -50,10 +50,14 @@ class Product:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that is kept from the forward for the backward, and its bytes on one rank."""
+    """A tensor that is kept from the forward for the backward, and its bytes on one rank.
+
+    `copied` is the share of it that the operator which keeps it has made anew: it stays where what it is made of goes.
+    """
 
     name: str
     size: Number
+    copied: Number = 0.0
 
 
 @dataclass(frozen=True)
