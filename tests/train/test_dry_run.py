@@ -262,6 +262,21 @@ def test_keys_that_ranks_of_a_sequence_copy_stay_though_what_made_them_is_made_a
     assert found.memory["activations"] / GIB == pytest.approx(planned, rel=0.07)
 
 
+@pytest.mark.parametrize(
+    ("model", "text", "axis"),
+    [
+        pytest.param(LATENT, "tp2,pp2,mbs1,sp,bf16,recompute-mla_up_proj", "tp", id="slices gathered once more"),
+        pytest.param(LLAMA, "dp4,pp2,mbs1,zero2,bf16,gpipe", "dp", id="a head's gradients summed once under GPipe"),
+    ],
+)
+def test_the_last_stage_sends_what_is_planned_of_it(model: Model, text: str, axis: str) -> None:
+    found, case = traced(model, text, 1)
+    halves = ("all_gather", "reduce_scatter")
+    along = [each for each in found.collectives if each.axis == axis]
+    sent = sum(each.size * (0.5 if each.kind in halves else 1.0) for each in along)
+    assert sent == pytest.approx(rank_work(case, parse_layout(text), 1).sent[axis], rel=0.001)
+
+
 @pytest.mark.parametrize("stage", [0, 1])
 def test_each_rank_makes_every_second_of_its_own_layers_again(stage: int) -> None:
     """Of chunks of one layer a rank has the even ones of the model, and the other the odd ones."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -15,7 +16,15 @@ from trimaran.cost.effects.copies import between_copies
 from trimaran.cost.grid import Ints, LayoutGrid, padded_vocab_of
 from trimaran.cost.memory.stage import StageLayers, dense_of_stages, expert_parameters, parameters
 from trimaran.cost.shapes import part_of
-from trimaran.cost.states import OPTIMIZER, element_bytes, gathered_bytes, gradient_bytes, sent_gradient_bytes, shards
+from trimaran.cost.states import (
+    GRADIENTS,
+    OPTIMIZER,
+    element_bytes,
+    gathered_bytes,
+    gradient_bytes,
+    sent_gradient_bytes,
+    shards,
+)
 from trimaran.layout.axes import groups
 from trimaran.layout.layout import Layout
 from trimaran.nouns.model import LayerKind
@@ -60,12 +69,11 @@ def rank_work(case: Case, layout: Layout, stage: int) -> RankWork:
     runs.append((1.0, tuple(ends), [0.0 for _ in ends]))
     attended = _attended(layout, part)
     operations = sum(count * _operations(operators, again, attended) for count, operators, again in runs)
+    sent_of = partial(_sent, keeps_sums=keeps_sums, in_halves=layout.sequence_parallel)
     # what goes to experts is stated of one copy of each token, and each of its experts is sent one
     copies = {"tp": 1.0, "ep": float(case.model.top_k), "etp": 1.0}
     sent = {
-        axis: micro_batches
-        * each
-        * sum(count * _sent(axis, operators, again, keeps_sums) for count, operators, again in runs)
+        axis: micro_batches * each * sum(count * sent_of(axis, operators, again) for count, operators, again in runs)
         for axis, each in copies.items()
         if layout.size(axis) > 1
     }
@@ -120,18 +128,24 @@ def _operations(operators: Sequence[Operator], again: Sequence[float], attended:
     return sum(share * (back + (1.0 + once_more) * ahead) for share, ahead, back, once_more in each)
 
 
-def _sent(axis: str, operators: Sequence[Operator], again: Sequence[float], keeps_sums: bool) -> float:
+def _sent(
+    axis: str, operators: Sequence[Operator], again: Sequence[float], *, keeps_sums: bool, in_halves: bool
+) -> float:
     """Bytes that ranks along an axis sum or exchange, forward and backward, with what of a forward runs again.
 
-    Where a recompute `keeps_sums`, only what it gathers comes again.
+    Where a recompute `keeps_sums`, only what it gathers comes again. A sum of TP's ranks, of the forward or of the
+    backward, may stand for the two of its halves that sequence parallelism has in both.
     """
     total = 0.0
     for operator, share in zip(operators, again, strict=True):
         for collective in operator.collectives:
             if collective.axis == axis:
                 size = _number(collective.size) * (0.5 if (collective.kind, axis) == ("all_gather", "tp") else 1.0)
-                times = {"forward": 1.0 if keeps_sums else 1.0 + share, "backward": 1.0, "recompute": float(keeps_sums)}
-                total += size * times[collective.phase]
+                repeated = 0.0 if keeps_sums else share
+                times = {"forward": 1.0 + repeated, "backward": 1.0, "recompute": float(keeps_sums)}[collective.phase]
+                if in_halves and (collective.kind, axis) == ("all_reduce", "tp"):
+                    times = 1.0 + 0.5 * repeated
+                total += size * times
     return total
 
 
@@ -187,15 +201,26 @@ def _replicas(case: Case, layout: Layout, grid: LayoutGrid, stage: int) -> Itera
     if layout.dp_kind == "parameter_server":
         summed = (gradient + _number(element_bytes(grid))) / 2
     shares = zero > 0
-    for numbers, sharing, holding in (
-        (held - experts, ("cp", "shard"), ("replicate",) if shares else ("cp", "dp")),
-        (experts, ("eshard",), ("ereplicate",) if shares else ("edp",)),
+    at_once = _summed_at_once(case, layout, grid, stage) if zero >= GRADIENTS else 0.0
+    for numbers, once, sharing, holding in (
+        (held - experts, at_once, ("cp", "shard"), ("replicate",) if shares else ("cp", "dp")),
+        (experts, 0.0, ("eshard",), ("ereplicate",) if shares else ("edp",)),
     ):
         sharers = layout.fold(*sharing) if shares else 1
         if sharers > 1:
-            yield _along(layout, *sharing), numbers * shared_out
+            yield _along(layout, *sharing), numbers * shared_out - once * (times - 1.0) * gradient / 2
         if layout.fold(*holding) > 1:
             yield _along(layout, *holding), numbers / sharers * summed
+
+
+def _summed_at_once(case: Case, layout: Layout, grid: LayoutGrid, stage: int) -> float:
+    """Numbers of the head's matrix, where gradients of all micro-batches are summed with those of the first.
+
+    They are made with the losses, which under GPipe are all made before the first backward.
+    """
+    if layout.schedule != "gpipe" or layout.pp == 1 or stage < layout.pp - 1:
+        return 0.0
+    return _number(padded_vocab_of(case.model, case.stack, grid.tp) * case.model.hidden / grid.tp)
 
 
 def _along(layout: Layout, *parts: str) -> str:
