@@ -24,7 +24,7 @@ from trimaran.operators.mixture import exchange_bytes, share_met
 from trimaran.operators.mlp import backward_bytes
 from trimaran.operators.modules import factors_of, kept_under
 from trimaran.operators.operator import Context, Operator, Part, Permuting
-from trimaran.operators.scores import held_bytes
+from trimaran.operators.scores import held_bytes, shared_mask_bytes
 
 
 def part_of(case: Case, grid: LayoutGrid) -> Part:
@@ -121,6 +121,7 @@ class KeptBytes:
     lookup. `logits` of the head, and of further tokens. What a layer at work holds besides, one after the other:
     `mlp_backward`, where the stack's does; `attention`, what it holds of other ranks' part of the sequences, and of
     scores and biases beyond what the layer kept behind it, which is gone by then; `exchange`, what experts hold.
+    `mask`, what all layers of a rank share.
     """
 
     layer: Floats
@@ -132,6 +133,7 @@ class KeptBytes:
     mlp_backward: Floats
     attention: Floats
     exchange: Floats
+    mask: Floats
 
 
 def kept_bytes(case: Case, grid: LayoutGrid, kind: LayerKind | None = None) -> KeptBytes:
@@ -154,6 +156,7 @@ def kept_bytes(case: Case, grid: LayoutGrid, kind: LayerKind | None = None) -> K
         logits=zero + _logits(case, part, head, vocab, wider) + _further(part, head),
         mlp_backward=zero + (_mlp_backward(part, mixture, wider) if case.stack.holds_mlp_gradients else 0.0),
         attention=zero + working_bytes(part) + np.maximum(held_bytes(part) - _size(behind, "inputs", "inside"), 0.0),
+        mask=zero + shared_mask_bytes(part),
         exchange=zero + (np.maximum(*exchange_bytes(part)) if mixture else 0.0),
     )
     of_layouts = {field.name: getattr(kept, field.name)[inverse] for field in fields(KeptBytes)}

@@ -25,7 +25,6 @@ from trimaran.cost.states import (
     shards,
 )
 from trimaran.operators.casts import kept_weight_bytes
-from trimaran.operators.scores import shared_mask_bytes
 
 MIB = 2.0**20
 
@@ -102,7 +101,7 @@ def _optimizer(rank: RankMemory) -> Floats:
 def _activations(rank: RankMemory) -> Floats:
     """Kept activations, and the hole that the logits' copies leave where the allocator is known to."""
     fragments = rank.case.stack.fragmentation * rank.logits
-    return rank.activations + fragments + shared_mask_bytes(rank.every.part)
+    return rank.activations + fragments + rank.kept.mask
 
 
 def _buffers(rank: RankMemory) -> Floats:

@@ -17,7 +17,7 @@ from trimaran.cost.memory.stage import (
     parameters,
     stage_layer_parameters,
 )  # fmt: skip
-from trimaran.cost.shapes import KeptBytes, kept_bytes, part_of, stored_bytes
+from trimaran.cost.shapes import KeptBytes, kept_bytes, stored_bytes
 from trimaran.cost.states import (
     OPTIMIZER,
     WEIGHTS,
@@ -28,7 +28,6 @@ from trimaran.cost.states import (
     shards,
 )
 from trimaran.layout.compression import FORMATS
-from trimaran.operators.operator import Part
 
 GIB = 2.0**30
 
@@ -39,11 +38,6 @@ class OnEveryStage:
 
     case: Case
     grid: LayoutGrid
-
-    @cached_property
-    def part(self) -> Part:
-        """A rank's part of one micro-batch."""
-        return part_of(self.case, self.grid)
 
     @cached_property
     def kept(self) -> KeptBytes:
