@@ -262,6 +262,15 @@ def test_keys_that_ranks_of_a_sequence_copy_stay_though_what_made_them_is_made_a
     assert found.memory["activations"] / GIB == pytest.approx(planned, rel=0.07)
 
 
+@pytest.mark.parametrize("text", ["pp4,mbs1,bf16,gpipe", "tp4,pp4,mbs1,sp,bf16,gpipe"])
+def test_gradients_that_are_made_with_the_losses_stay_until_the_first_backward_under_gpipe(text: str) -> None:
+    found, case = traced(LLAMA, text, 3)
+    whole = replace(case, calibration=case.calibration.model_copy(update={"activation_scale": 1.0}))
+    (memory,) = memory_per_stage(whole, LayoutGrid.from_layouts([parse_layout(text)], case.workload, STACK))
+    planned = memory[3].activations + memory[3].logits
+    assert found.memory["activations"] / GIB == pytest.approx(planned, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("model", "text", "axis"),
     [

@@ -209,17 +209,23 @@ class RankMemory:
         """Logits of a pipeline's other micro-batches: as the head leaves them where these stay, and what losses keep.
 
         Under GPipe all losses are made before the first backward, and each keeps the logits in the type that it takes
-        them in (torch 2.13, distributed/pipelining/schedules.py, ScheduleGPipe); one that makes gradients keeps none.
+        them in (torch 2.13, distributed/pipelining/schedules.py, ScheduleGPipe); one that makes gradients keeps those
+        of what the head read, beside what the last norm did.
         """
         stack, grid = self.case.stack, self.grid
         if self.case.model.head != "vocabulary":
             return 0.0
         stays = self.element * float(stack.keeps_pipeline_logits)
-        if not stack.loss_makes_gradients:
+        is_gpipe = grid.chose("schedule", "gpipe")
+        tokens = grid.mbs * (self.case.workload.seq_len / grid.cp)
+        read: Floats | float = 0.0
+        if stack.loss_makes_gradients:
+            read = np.where(is_gpipe, tokens * self.case.model.hidden * self.element + self.kept.layer_input, 0.0)
+        else:
             of_losses = stays + 4.0 if stack.fp32_loss else self.element
-            stays = np.where(grid.chose("schedule", "gpipe"), of_losses, stays)
+            stays = np.where(is_gpipe, of_losses, stays)
         words = padded_vocab_of(self.case.model, stack, grid.tp) / grid.tp
-        each = grid.mbs * (self.case.workload.seq_len / grid.cp) * words * stays
+        each = tokens * words * stays + read
         return np.where(grid.pp > 1, (grid.micro_batches - 1.0) * each, 0.0)
 
     @cached_property
