@@ -193,7 +193,6 @@ def test_windows_shorten_the_scores_of_the_layers_that_have_them(every: int) -> 
             {"model_type": "ernie4_5_moe", "moe_layer_end_index": 2},
             "moe_layer_start_index 1, moe_layer_end_index 2 and moe_layer_interval 1 leave 2 of 4 layers with experts",
         ),
-        ({"model_type": "rwkv"}, "model_type 'rwkv' is not one of gpt2, "),
         ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_activation 'relu'"),
         ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, "max_window_layers is 1"),
         (
@@ -208,6 +207,17 @@ def test_what_no_model_can_say_is_refused_by_its_key(tmp_path: Path, change: Con
     with pytest.raises(TrimaranError) as caught:
         load_model(str(tmp_path / "config.json"))
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "like"), [("rwkv", "that are known: if"), ("qwen", "of which those like it are qwen3, qwen2, ")]
+)
+def test_a_family_that_is_not_known_is_told_with_those_like_it_and_no_others(kind: str, like: str) -> None:
+    """All of them filled a screen, with the way out at its end."""
+    with pytest.raises(TrimaranError) as caught:
+        model_from_config(SMALL | {"model_type": kind}, "model config.json")
+    assert like in str(caught.value)
+    assert len(str(caught.value)) < 250
 
 
 @pytest.mark.parametrize("kind", ["llama4_text", "ernie4_5_moe", "gemma3_text", "qwen3_moe"])

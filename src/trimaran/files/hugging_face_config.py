@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from trimaran.nouns.model import Model
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.text import quoted
 
+MOST_NAMED = 5
 FAMILIES = {**DENSE, **OF_2023, **GEMMAS, **MIXTURES}
 # Families that are a decoder of text, of the family that stands here, beside one of images.
 _OF_IMAGES = {"gemma3": "gemma3_text", "mistral3": "mistral", "llama4": "llama4_text"}
@@ -64,8 +66,8 @@ def model_from_config(config: Config, source: str) -> Model:
         )
     if kind not in FAMILIES:
         raise TrimaranError(
-            f"{source}: model_type {quoted(kind)} is not one of {', '.join(FAMILIES)}: if its layers are those of one "
-            f"of them, name that one"
+            f"{source}: model_type {quoted(kind)} is not among the {len(FAMILIES)} that are known{_like(kind)}: if its "
+            f"layers are those of one of them, as of llama, name that one"
         )
     try:
         config = checked_values(config)
@@ -82,6 +84,12 @@ def model_from_config(config: Config, source: str) -> Model:
         raise TrimaranError(f"{source}: {error}: no model here has that; plan with the nearest") from None
     fields["uncounted"] = (*fields.get("uncounted", ()), *beside)
     return Model.model_validate({"name": str(name), **fields})
+
+
+def _like(kind: str) -> str:
+    """Of the families, those whose names are like the given one: all of them would fill a screen."""
+    close = difflib.get_close_matches(kind, FAMILIES, n=MOST_NAMED)
+    return f", of which those like it are {', '.join(close)}" if close else ""
 
 
 def _decoder_of(config: Config) -> tuple[Config, tuple[str, ...]]:
