@@ -16,7 +16,7 @@ def bound_by_permissions() -> tuple[str, ...]:
         return ()
     if shutil.which("setpriv") is None:
         pytest.skip("root needs setpriv to be bound by permissions")
-    return ("setpriv", "--bounding-set=-dac_override", "--inh-caps=-all")
+    return ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all")
 
 
 def processes_in(folder: Path) -> list[Path]:

@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from processes import bound_by_permissions
 from trimaran.nouns.noun import TrimaranError
 from trimaran.protocol.job import DataJob
 from trimaran.recipe.data_settings import DataSettings
@@ -416,6 +418,28 @@ def test_mistakes_are_told_in_one_line(
     assert message in error
     assert error.count("\n") == 1
     assert not list((tmp_path / "cache").glob("*/index.json"))
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o400], ids=["not listed", "listed alone"])
+@pytest.mark.parametrize("within", [".", "deep"])
+def test_a_folder_that_cannot_be_read_is_told_and_not_passed_over(tmp_path: Path, within: str, mode: int) -> None:
+    """A training on what was left of the text did not say so; of a folder that was named itself, that it held none."""
+    corpus = tmp_path / "corpus"
+    locked = corpus / within
+    locked.mkdir(parents=True)
+    for folder in (tmp_path, locked):
+        (folder / "a.txt").write_text(POEM)
+    job = make_job(tmp_path, paths=[str(tmp_path / "a.txt"), str(corpus)])
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    program = [sys.executable, "-m", tokenise.__name__, str(tmp_path / "job.json")]
+    locked.chmod(mode)
+    try:
+        done = subprocess.run([*bound_by_permissions(), *program], capture_output=True, text=True, check=False)
+    finally:
+        locked.chmod(0o700)
+    cannot = f"data.paths: {locked if mode == 0 else locked / 'a.txt'} cannot be read: Permission denied; "
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert cannot in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -33,19 +33,25 @@ PARQUET_ROWS = 1024
 def text_files(text: BlendedText) -> list[Path]:
     """All files that `paths` name except token files, sorted within each folder.
 
-    Raises TrimaranError for a path that is not there.
+    Raises TrimaranError for a path that is not there, and for a folder that cannot be read, in it or below it.
     """
     files: list[Path] = []
     for given in text_paths(text):
         path = Path(sysconfig.get_paths()["stdlib"]) if given == STDLIB else from_home(given)
-        if path.is_file():
-            files.append(path)
-        elif path.is_dir():
-            files += sorted(p for p in _inside(path, []) if given != STDLIB or p.suffix == ".py")
-        elif not path.exists():
-            raise TrimaranError(f"data.paths: {given} does not exist: correct the path, or use {STDLIB!r}")
-        else:
-            regular_file(path, f"data.paths: {given}", None)
+        try:
+            if path.is_file():
+                files.append(path)
+            elif path.is_dir():
+                files += sorted(p for p in _inside(path, []) if given != STDLIB or p.suffix == ".py")
+            elif not path.exists():
+                raise TrimaranError(f"data.paths: {given} does not exist: correct the path, or use {STDLIB!r}")
+            else:
+                regular_file(path, f"data.paths: {given}", None)
+        except OSError as error:
+            raise TrimaranError(
+                f"data.paths: {error.filename or given} cannot be read: {error.strerror or error}; let it be "
+                f"read, or name what is beside it"
+            ) from None
     if not files and text_paths(text):
         raise TrimaranError(f"data.paths: {', '.join(text.paths)} hold no files: name a folder that does")
     return files
@@ -76,10 +82,17 @@ def text_paths(text: BlendedText) -> list[str]:
 
 
 def _inside(folder: Path, read: list[Path]) -> Iterator[Path]:
-    """Files of a folder and of all folders in it, linked ones too; those that were `read` already are passed over."""
+    """Files of a folder and of all folders in it, linked ones too; those that were `read` already are passed over.
+
+    Raises OSError for a folder that cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
     read.append(folder.resolve())
     links: list[Path] = []
-    for name, folders, files in os.walk(folder):
+    for name, folders, files in os.walk(folder, onerror=refuse):
         here = Path(name)
         folders[:] = [f for f in sorted(folders) if _wanted(f) and (here / f).resolve() not in read]
         links += [here / f for f in folders if (here / f).is_symlink()]
@@ -90,8 +103,8 @@ def _inside(folder: Path, read: list[Path]) -> Iterator[Path]:
 
 
 def _wanted(name: str) -> bool:
-    """Whether a file or folder in a folder is read: not if it is hidden or of an installed package."""
-    return not name.startswith(".") and name not in ("site-packages", "__pycache__")
+    """Whether a file or folder in a folder is read: not if it is hidden, of an installed package or a disk's own."""
+    return not name.startswith(".") and name not in ("site-packages", "__pycache__", "lost+found")
 
 
 def documents(text: BlendedText, settings: DataSettings) -> Iterator[str]:
