@@ -277,7 +277,15 @@ def test_a_trial_that_waits_for_anothers_allocation_is_given_a_new_one_when_that
     monkeypatch.setattr(allocations, "submit", lambda *asked, **stated: Job("7"))
     monkeypatch.setattr(Allocations, "_members", lambda self: members)
     held = Allocations(
-        SlurmSettings(at_once=2), 1, launch(tmp_path), [], tmp_path, [], [], lambda text: None, threading.Event()
+        SlurmSettings(at_once=2),
+        1,
+        launch(tmp_path),
+        ["python"],
+        tmp_path,
+        [],
+        [],
+        lambda text: None,
+        threading.Event(),
     )
     jobs = [held.take(lambda text: None, threading.Event()) for _ in range(2)]
     assert [job.number for job in jobs if job] == ["7", "8"]

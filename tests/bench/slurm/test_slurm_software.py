@@ -22,6 +22,7 @@ from trimaran.bench.watch.limits import Limits
 from trimaran.layout.notation import parse_layout
 from trimaran.nouns.cluster import Cluster
 from trimaran.nouns.measurement import Measurement
+from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.slurm_settings import SlurmSettings
 from trimaran.recipe.recipe import Recipe
 
@@ -77,6 +78,50 @@ def test_a_module_that_no_node_has_is_told_in_one_line(
 
 
 @pytest.mark.proof
+@pytest.mark.parametrize("modules", [(), ("cuda/12.4",)], ids=["no modules", "modules"])
+def test_an_interpreter_that_no_node_has_is_told_in_one_line(
+    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: tuple[str, ...]
+) -> None:
+    """Its ranks were taken for lost ones, whose watcher somebody had ended: the trial was run four times over."""
+    give_login_shells_modules(tmp_path, monkeypatch)
+    settings = SlurmSettings(submit="job", modules=modules, python="/nosuch/python")
+    row = run_under(settings, recipe, two_nodes, tmp_path)
+    assert row.status == "fail", row.evidence
+    says = r"rank 0 refused: (srun: )?/nosuch/python.* \(python of \[sweep.slurm\]\)"
+    assert re.match(says, (row.evidence or "").splitlines()[0]), row.evidence
+
+
+@pytest.mark.proof
+def test_nodes_that_cannot_be_held_for_want_of_the_interpreter_are_told_so(
+    recipe: Recipe, two_nodes: Cluster, tmp_path: Path
+) -> None:
+    """It said to see whether a node was lost."""
+    says = r"Slurm job \d+ cannot hold its nodes: /nosuch/python: .*; name an interpreter of theirs as python in"
+    with pytest.raises(TrimaranError, match=says):
+        run_under(SlurmSettings(python="/nosuch/python"), recipe, two_nodes, tmp_path)
+
+
+@pytest.mark.proof
+@SUBMITS
+def test_a_folder_that_the_nodes_do_not_share_is_told(
+    recipe: Recipe, two_nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, submit: str
+) -> None:
+    """What each step and job is told to start in and to write to is not there, on a disk of the login node's own."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    hidden = HIDES.format(python=sys.executable, sbatch=shutil.which("sbatch"), runs=str(tmp_path / "runs"))
+    (programs / "sbatch").write_text(hidden)
+    (programs / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    says = rf"see that (they|its nodes) have the folder {tmp_path}/runs, which all nodes must share"
+    try:
+        told = run_under(SlurmSettings(submit=submit), recipe, two_nodes, tmp_path).evidence or ""
+    except TrimaranError as error:
+        told = str(error)
+    assert re.search(says, told), told
+
+
+@pytest.mark.proof
 @SUBMITS
 def test_a_slurm_without_pyxis_is_told_in_one_line(
     recipe: Recipe, two_nodes: Cluster, tmp_path: Path, submit: str
@@ -88,6 +133,11 @@ def test_a_slurm_without_pyxis_is_told_in_one_line(
     assert (row.evidence or "").splitlines()[0] == says
 
 
+# Stands before the real sbatch: nodes are told of another folder than the one that is here, as where each has its own.
+HIDES = """#!{python}
+import os, sys
+os.execv({sbatch!r}, [word.replace({runs!r}, "/nosuch/runs") for word in sys.argv])
+"""
 # Stands before the real srun as Pyxis does: takes the options of a container, and looks for what is to be mounted.
 PYXIS = """#!{python}
 import os, sys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from trimaran.bench.launch.slurm.queue import ASK_EVERY_S, Job, Queue, never_sta
 from trimaran.nouns.noun import TrimaranError
 from trimaran.nouns.slurm_settings import SlurmSettings
 
+# States of a job that nobody and nothing but its own program has ended.
+_ENDED_BY_ITSELF = ("FAILED", "COMPLETED")
 _ALIVE = ("PENDING", "CONFIGURING", "RUNNING")
 
 
@@ -31,9 +34,8 @@ class Allocations:
     ) -> None:
         self._nodes = nodes
         array = settings.at_once if settings.at_once > 1 else None
-        self._job = submit(
-            settings, nodes, launch, hold, folder / "allocation.log", dead_nodes, say, stop, array=array, hosts=hosts
-        )
+        self._python, self._log = hold[0], folder / "allocation.log"
+        self._job = submit(settings, nodes, launch, hold, self._log, dead_nodes, say, stop, array=array, hosts=hosts)
         self._queue = Queue(f"{self._job.number}|PENDING|")
         self._busy: set[str] = set()
         self._lost: set[str] = set()
@@ -67,7 +69,7 @@ class Allocations:
             if not any(state in _ALIVE for _, state, _ in members):
                 if self._served:
                     return None
-                raise TrimaranError(self._job.why_ended(self._job.state(), began=self._began))
+                raise TrimaranError(self._why_ended())
             for number, reason in waiting:
                 if never_starts(reason):
                     raise TrimaranError(
@@ -90,6 +92,23 @@ class Allocations:
     def close(self) -> None:
         """End the allocations."""
         self._job.cancel()
+
+    def _why_ended(self) -> str:
+        """Why none has begun to serve: what was to hold the nodes may have ended by itself, at once."""
+        state = self._job.state()
+        if state not in _ENDED_BY_ITSELF:
+            return self._job.why_ended(state, began=self._began)
+        said = ""
+        with contextlib.suppress(OSError):
+            said = self._log.read_text(errors="replace")
+        _, interpreter, lacks = said.partition(self._python)
+        if interpreter:  # of a shell: "slurm_script: 3: exec: /opt/python: not found"
+            why = f"{interpreter}{lacks.partition(chr(10))[0]}; name an interpreter of theirs as python"
+            return f"Slurm job {self._job.number} cannot hold its nodes: {why} in [sweep.slurm]"
+        return (
+            f"Slurm job {self._job.number} cannot hold its nodes ({state}): see that they have the folder "
+            f"{self._log.parent.parent}, which all nodes must share"
+        )
 
     def _members(self) -> list[tuple[str, str, str]]:
         """(job number, state, reason) of every allocation; a pending array is one line."""

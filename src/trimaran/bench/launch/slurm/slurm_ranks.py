@@ -29,6 +29,8 @@ _DEAD_NODES_GONE_WITHIN_S = 5.0
 _NODE_FAULTS, _TAKEN, _CANCELLED = ("NODE_FAIL", "BOOT_FAIL"), ("PREEMPTED", "REQUEUED"), ("TIMEOUT", "CANCELLED")
 # What srun or Pyxis says of a container that it cannot make, before any rank is started.
 _NO_CONTAINER = re.compile(r"(?:error: pyxis: +(?!printing)|(?=unrecognized option '--container-))(.*)")
+# What Slurm's daemon on a node says where the program of a step is not there, or is none.
+_NO_PROGRAM = re.compile(r"slurmstepd\S*: error: execve\(\): (.*)")
 _SRUN_ERROR = re.compile(r"srun: (?:error|fatal): (.+)")
 
 
@@ -79,7 +81,7 @@ class SlurmRanks:
         if now - self._looked_at >= _LOOK_EVERY_S and None in self._codes:
             self._looked_at = now
             self._read_codes()
-            if None in self._codes and self._has_ended() and self._is_without_container():
+            if None in self._codes and self._has_ended() and self._was_refused():
                 self._codes = [USER_ERROR if code is None else code for code in self._codes]
             elif None in self._codes and self._has_ended() and now - (self._ended_at or now) > _SEEN_WITHIN_S:
                 # whoever could have written it down was ended too
@@ -238,6 +240,9 @@ class SlurmRanks:
         ranks, job = ", ".join(map(str, self._unheard)), f"Slurm job {self._job.number}"
         if nodes := ", ".join(self._dead_nodes()):
             return f"node {nodes} of rank {ranks} does not answer ({job}): see whether it is down"
+        if not self._has_begun():
+            folder = self._launch.out_dir.parent
+            return f"no rank has begun ({job}): see that its nodes have the folder {folder}, which all nodes must share"
         node = self.node_of(self._unheard[0]) or "unknown"
         return f"what watches rank {ranks} on node {node} was ended ({job}): see who did"
 
@@ -263,14 +268,15 @@ class SlurmRanks:
             self._ended_at = time.monotonic() if ended else None
         return self._ended_at is not None
 
-    def _is_without_container(self) -> bool:
-        """Whether no rank was started for want of its container; why, is then left as the words of rank 0."""
-        folder = self._launch.out_dir
-        said = _NO_CONTAINER.findall(self._log_text())
+    def _was_refused(self) -> bool:
+        """Whether no rank was started for want of its container or interpreter; why, is left as rank 0's words."""
+        folder, log = self._launch.out_dir, self._log_text()
+        container, program = _NO_CONTAINER.findall(log), _NO_PROGRAM.findall(log)
+        said, field = (container, "container_image") if container else (program, "python")
         if not said or self._has_begun():
             return False
         words = "; ".join(dict.fromkeys(said))[:200]  # of each node the same
-        RunFile.STDERR.of(folder, 0).write_text(f"srun: {words} (container_image of [sweep.slurm])\n")
+        RunFile.STDERR.of(folder, 0).write_text(f"srun: {words} ({field} of [sweep.slurm])\n")
         return True
 
     def _signal(self, name: str) -> bool:
