@@ -44,10 +44,8 @@ def main() -> None:
         status = app(standalone_mode=False)
         if sys.stdout:
             sys.stdout.flush()
-    except KeyboardInterrupt:
-        status = INTERRUPTED
-    except _Terminated:
-        _fail(_stopped("terminated"), TERMINATED)
+    except (KeyboardInterrupt, _Terminated) as stop:
+        _fail_if_stopped(stop)
     except Unread:
         sys.exit(UNREAD)
     except OSError as error:
@@ -59,6 +57,8 @@ def main() -> None:
 
         if isinstance(error, TrimaranError):
             _fail(str(error), error.exit_status)
+        # Python 3.11 has what interrupts the making of a class, as in an import, as the cause of an error of its own
+        _fail_if_stopped(error.__cause__)
         # Typer carries its own copy of Click's usage errors, which it does not export
         if not hasattr(error, "format_message"):
             raise
@@ -85,6 +85,14 @@ def _end_on_signals() -> None:
 
     for number in endings:
         signal.signal(number, end)
+
+
+def _fail_if_stopped(why: BaseException | None) -> None:
+    """End with the line and the status of a verb that was stopped, where that is why."""
+    if isinstance(why, KeyboardInterrupt):
+        _fail(_stopped("interrupted"), INTERRUPTED)
+    if isinstance(why, _Terminated):
+        _fail(_stopped("terminated"), TERMINATED)
 
 
 def _stopped(how: str) -> str:
