@@ -41,6 +41,12 @@ def test_a_cluster_name_with_a_typo_gets_the_nearest_name() -> None:
     assert_one_line(done, "jean-zay-a100-80g", "did you mean 'jean-zay-a100-80gb'")
 
 
+def test_a_device_that_is_given_for_a_cluster_gets_the_clusters_of_it() -> None:
+    """All clusters were listed."""
+    told = run("plan", "--model", "gpt2-124m", "--gbs", "8", "--cluster", "h100-sxm")
+    assert_one_line(told, "cluster 'h100-sxm'", "did you mean 'dgx-h100'? Others like it: aws-p5-48xlarge. A file's")
+
+
 def test_a_bad_model_file_is_named_with_its_field(tmp_path: Path) -> None:
     path = tmp_path / "model.toml"
     path.write_text("layers = 4\nhidden = 65\nheads = 4\nvocab = 100\n")

@@ -312,6 +312,8 @@ def _close_names(kind: str, name: str) -> list[str]:
     if longer:
         return longer
     first = difflib.get_close_matches(lower, names, n=1, cutoff=0.6)
+    if not first and kind == "clusters" and lower in catalogue_names("devices"):
+        return sorted((known for known in names if _table(kind, known)[0].get("device") == lower), key=len)
     return first and list(dict.fromkeys([*first, *difflib.get_close_matches(lower, names, n=MOST_NAMED, cutoff=0.75)]))
 
 
