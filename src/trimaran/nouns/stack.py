@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from trimaran.nouns.dispatcher import DispatcherName
 from trimaran.nouns.flops_formula import FlopsFormula
@@ -162,7 +162,7 @@ class Stack(Noun):
         default=False,
         description="windows, caps, and bf16 on a CPU with a key a query go by blocks; queries, keys and values stay",
     )
-    attention_blocks: tuple[int, int] = Field(default=(128, 512), description="queries of a block on a CPU and a GPU")
+    attention_blocks: tuple[PositiveInt, PositiveInt] = Field((128, 512), description="queries of a block: CPU, GPU")
     keeps_gathered: bool = Field(
         default=False,
         description="sequence parallelism keeps what it gathered for a product, not this rank's slice of it",
