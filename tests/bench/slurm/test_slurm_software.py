@@ -27,6 +27,15 @@ from trimaran.nouns.slurm_settings import SlurmSettings
 from trimaran.recipe.recipe import Recipe
 
 
+def put_before_slurms_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, program: str) -> None:
+    """A program that is found under the name of one of Slurm's instead of it."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / name).write_text(program)
+    (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+
+
 def run_under(
     settings: SlurmSettings, recipe: Recipe, cluster: Cluster, folder: Path, limits: Limits = LIMITS
 ) -> Measurement:
@@ -107,12 +116,8 @@ def test_a_folder_that_the_nodes_do_not_share_is_told(
     recipe: Recipe, two_nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, submit: str
 ) -> None:
     """What each step and job is told to start in and to write to is not there, on a disk of the login node's own."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
     hidden = HIDES.format(python=sys.executable, sbatch=shutil.which("sbatch"), runs=str(tmp_path / "runs"))
-    (programs / "sbatch").write_text(hidden)
-    (programs / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    put_before_slurms_own(monkeypatch, tmp_path, "sbatch", hidden)
     says = rf"see that (they|its nodes) have the folder {tmp_path}/runs, which all nodes must share"
     try:
         told = run_under(SlurmSettings(submit=submit), recipe, two_nodes, tmp_path).evidence or ""
@@ -159,11 +164,8 @@ os.execv({srun!r}, [{srun!r}, *rest])
 def test_ranks_of_a_container_find_what_is_mounted(
     recipe: Recipe, two_nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "srun").write_text(PYXIS.format(python=sys.executable, srun=shutil.which("srun")))
-    (programs / "srun").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    pyxis = PYXIS.format(python=sys.executable, srun=shutil.which("srun"))
+    put_before_slurms_own(monkeypatch, tmp_path, "srun", pyxis)
     settings = SlurmSettings(container_image="trimaran:1", python=sys.executable)
     row = run_under(settings, recipe, two_nodes, tmp_path)
     assert row.status == "ok", row.evidence
@@ -180,12 +182,9 @@ def test_an_image_that_is_fetched_for_long_is_no_hang_of_its_trial(
     recipe: Recipe, two_nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, submit: str
 ) -> None:
     """Ranks that were not there yet were taken for silent ones, whose nodes did not answer."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
     slow = PYXIS.replace("rest = []", "import time; time.sleep(6); rest = []")
-    (programs / "srun").write_text(slow.format(python=sys.executable, srun=shutil.which("srun")))
-    (programs / "srun").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    slow = slow.format(python=sys.executable, srun=shutil.which("srun"))
+    put_before_slurms_own(monkeypatch, tmp_path, "srun", slow)
     settings = SlurmSettings(submit=submit, container_image="trimaran:1", python=sys.executable)
     row = run_under(settings, recipe, two_nodes, tmp_path, replace(LIMITS, start_s=2))
     assert row.status == "ok", row.evidence
